@@ -129,12 +129,12 @@ def _arrows(roots: list[Any]) -> dict[Any, int]:
     return waiting
 
 
-def _gradients(node: Any, given: dict[int, Tensor]) -> list[tuple[tuple[Any, int], Any]]:
+def _gradients(node: Any, gradients: dict[int, Tensor]) -> list[tuple[tuple[Any, int], Any]]:
     """The arrows out of a node with the gradients that go along them."""
     arguments: list[Tensor | None] = []
     ours = isinstance(node, torch.autograd.function.BackwardCFunction)
     for position, template in enumerate(node._input_metadata):
-        gradient = given.get(position)
+        gradient = gradients.get(position)
         if gradient is None and ours and getattr(node, "materialize_grads", True):
             gradient = torch.zeros(template.shape, dtype=template.dtype, device=template.device)
         arguments.append(gradient)
@@ -148,7 +148,7 @@ def _gradients(node: Any, given: dict[int, Tensor]) -> list[tuple[tuple[Any, int
     return [(arrow, g) for arrow, g in zip(arrows, results) if arrow[0] is not None]
 
 
-def _fitted(gradient: Tensor, like: Any, node: Any) -> Tensor:
-    assert gradient.device == like.device, f"{node}: {gradient.device}, not {like.device}"
-    assert gradient.dtype == like.dtype, f"{node}: {gradient.dtype}, not {like.dtype}"
-    return gradient.sum_to_size(like.shape)  # what was broadcast comes back summed
+def _fitted(gradient: Tensor, reference: Any, node: Any) -> Tensor:
+    assert gradient.device == reference.device, f"{node}: {gradient.device}, not {reference.device}"
+    assert gradient.dtype == reference.dtype, f"{node}: {gradient.dtype}, not {reference.dtype}"
+    return gradient.sum_to_size(reference.shape)  # what was broadcast comes back summed

@@ -314,7 +314,7 @@ def windows(count: int, window: int = 20, hop: int = 10) -> list[range]:
     """The windows of [app:agg]: the last full one included, one short one if none is full."""
     if count < window:
         return [range(count)]
-    return [range(start, start + window) for start in range(0, count - window + 1, hop)]
+    return [range(begin, begin + window) for begin in range(0, count - window + 1, hop)]
 
 
 def _level(values: Array, window: int, hop: int, p: float) -> float:

@@ -38,7 +38,7 @@ def pair(
     output: Array,
     references: Array,
     distortions: Array,
-    own: int,
+    own_source: int,
     *,
     active: Array | None = None,
     mask: Array | None = None,
@@ -50,22 +50,24 @@ def pair(
     s, p, _ = distortions.shape
     active = np.ones(s, bool) if active is None else active
     mask = np.ones((s, p), bool) if mask is None else mask
-    rest = [j for j in range(s) if active[j] and j != own]
-    if not rest:
+    other_sources = [j for j in range(s) if active[j] and j != own_source]
+    if not other_sources:
         return UNDEFINED
-    points = [output, references[own], *(references[j] for j in rest)]
-    if others is not None and len(rest) > 1:
-        points.append(others[own])
+    points = [output, references[own_source], *(references[j] for j in other_sources)]
+    if others is not None and len(other_sources) > 1:
+        points.append(others[own_source])
     foreign = slice(2, len(points))
     for j in range(s):
-        points += [distortions[j, k] for k in range(p) if j in (own, *rest) and mask[j, k]]
+        points += [
+            distortions[j, k] for k in range(p) if j in (own_source, *other_sources) and mask[j, k]
+        ]
     psi = diffusion_points(np.array(points), alpha, time)
     e, u = psi[0] - psi[1], psi[foreign] - psi[1]
     length = np.linalg.norm(u, axis=1)
     if length.min() < 1e-10:
         return UNDEFINED
     clearance = min(1.0, float(np.min(np.linalg.norm(e - u, axis=1) / length)))
-    if not active[own]:
+    if not active[own_source]:
         return Pair(clearance, np.nan, np.nan)
     ratio = float(nnls(u.T, e)[1] / length.min())
     fidelity = max(0.0, 1.0 - ratio) if clearance >= 0.1 else np.nan

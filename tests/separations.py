@@ -103,7 +103,7 @@ def save_results(folder: Path, rows: Sequence[dict[str, Any]]) -> Path:
     for mixture, systems in records.items():
         write_records(str(folder), mixture, systems, [*systems])
         paths = {name: ["a.wav", "b.wav"][: len(r["rows"])] for name, r in systems.items()}
-        padded = {name: [*found, None][:2] for name, found in paths.items()}
+        padded = {name: [*paths_of_system, None][:2] for name, paths_of_system in paths.items()}
         entry = {"mixture_id": mixture, "references": ["a.wav", "b.wav"], "systems": padded}
         entries.append({**entry, "sources": ["ref", "other"], "mixture": None})
     content = {"format": FORMAT, "root": ".", "relative": ".", "mixtures": entries}

@@ -87,8 +87,8 @@ def test_options_that_the_readme_names_exist() -> None:
 def test_examples_in_docstrings_run(name: str) -> None:
     if name == "torch_mapss.lightning":
         pytest.importorskip("lightning")
-    found = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
-    assert found.failed == 0
+    outcome = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert outcome.failed == 0
 
 
 # What the letters of the documentation stand for in the calls below.
@@ -99,9 +99,9 @@ SHAPE = re.compile(r"\((|(?:\.\.\.|[A-Za-z]'?)(?:, ?(?:\.\.\.|[A-Z]'?(?:-1)?))*)
 
 def stated(text: str, lead: tuple[int, ...] = (), **sizes: int) -> tuple[int, ...]:
     """The first shape in a text, in numbers."""
-    found = SHAPE.search(text)
-    assert found is not None, text
-    letters = found[1].replace("...", "*lead").replace("'", "").replace("b", "B")
+    match = SHAPE.search(text)
+    assert match is not None, text
+    letters = match[1].replace("...", "*lead").replace("'", "").replace("b", "B")
     return tuple(eval(f"[{letters}]", {**SIZES, **sizes, "lead": lead}))
 
 
@@ -115,7 +115,11 @@ def check_record(record: Any, lead: tuple[int, ...] = (), **sizes: int) -> int:
     """Compare every tensor of a record with the comment beside its field; how many there were."""
     source = inspect.getsource(type(record))
     fields = {n: (getattr(record, n), text) for n, text in FIELD.findall(source)}
-    tensors = {n: given for n, given in fields.items() if isinstance(given[0], Tensor)}
+    tensors = {
+        n: tensors_of_field
+        for n, tensors_of_field in fields.items()
+        if isinstance(tensors_of_field[0], Tensor)
+    }
     for name, (value, text) in tensors.items():
         assert value.shape == stated(text, lead, **sizes), name
     return len(tensors)
@@ -123,13 +127,13 @@ def check_record(record: Any, lead: tuple[int, ...] = (), **sizes: int) -> int:
 
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
 def test_shapes_of_functions_of_embeddings(lead: tuple[int, ...]) -> None:
-    given = dict(zip(("outputs", "references", "distortions"), clouds(*lead, distortions=6)))
+    arguments = dict(zip(("outputs", "references", "distortions"), clouds(*lead, distortions=6)))
     for score in (F.perceptual_separation, F.clearance):
-        assert all(x.shape == said(score, name, lead) for name, x in given.items())
+        assert all(x.shape == said(score, name, lead) for name, x in arguments.items())
         masks = {name: torch.ones(said(score, name, lead)).bool() for name in ("active", "mask")}
     for score in (F.perceptual_separation, F.perceptual_match, F.clearance, F.fidelity):
-        assert score(**given, **masks, attributed=(1, 0)).shape == said(score, "Returns", lead)
-    embeddings = tuple(given.values())
+        assert score(**arguments, **masks, attributed=(1, 0)).shape == said(score, "Returns", lead)
+    embeddings = tuple(arguments.values())
     assert check_record(F.separation_distances(*embeddings), lead) == 2
     for bounds in (F.separation_bounds, F.match_bounds):
         assert check_record(bounds(*embeddings), lead) >= 3
@@ -147,8 +151,8 @@ def test_shapes_of_the_pipeline() -> None:
     assert check_record(scores.utterance()) == 12
     bounds = mapss.bounds(estimates, references)
     assert check_record(bounds) >= 1
-    for part in (bounds.clearance, bounds.fidelity, bounds.ps, bounds.pm):
-        assert {x.shape for x in part} == {scores.ps.shape}
+    for field in (bounds.clearance, bounds.fidelity, bounds.ps, bounds.pm):
+        assert {x.shape for x in field} == {scores.ps.shape}
     encoded = mapss.prepare(references).groups[0].encoded["separation"]
     assert check_record(encoded, M=encoded.references.shape[-1]) >= 2
     assert mapss(estimates[0], references[0]).ps.shape == (1, 2, SIZES["F"])

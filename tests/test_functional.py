@@ -133,9 +133,11 @@ def test_order_of_sources_and_distortions_does_not_matter():
 def test_absent_distortions_and_inactive_sources_change_nothing():
     outputs, references, distortions = clouds(4, sources=2, distortions=12, seed=3)
     expected = both(outputs, references, distortions)
-    more = torch.cat([distortions, torch.randn(4, 2, 3, 8, dtype=torch.float64)], 2)
+    more_distortions = torch.cat([distortions, torch.randn(4, 2, 3, 8, dtype=torch.float64)], 2)
     mask = torch.arange(15) < 12
-    torch.testing.assert_close(both(outputs, references, more, mask=mask.expand(2, 15)), expected)
+    torch.testing.assert_close(
+        both(outputs, references, more_distortions, mask=mask.expand(2, 15)), expected
+    )
     third = [torch.cat([x, torch.randn_like(x[:, :1])], 1) for x in (outputs, references)]
     third.append(torch.cat([distortions, torch.randn_like(distortions[:, :1])], 1))
     actual = both(*third, active=torch.tensor([True, True, False]))
@@ -225,15 +227,15 @@ def test_deterministic_algorithms_give_equal_bits():
     assert all(torch.equal(a, b) for a, b in zip(*runs))
 
 
-def spoiled(place, index, value):
+def spoiled(name, index, value):
     embeddings = [x.clone() for x in clouds(3, distortions=6)]
-    embeddings[place][index] = value
+    embeddings[name][index] = value
     return embeddings
 
 
 @pytest.mark.parametrize("function", [F.perceptual_separation, F.perceptual_match])
 @pytest.mark.parametrize(
-    ("place", "index", "words"),
+    ("name", "index", "words"),
     [
         (0, (1, 0), "output of source 0 .* in frame 1"),
         (1, (2, 1), "reference of source 1 .* in frame 2"),
@@ -241,9 +243,9 @@ def spoiled(place, index, value):
     ],
 )
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_non_finite_embeddings_are_named(function, place, index, words, value):
+def test_non_finite_embeddings_are_named(function, name, index, words, value):
     with pytest.raises(ValueError, match=words):
-        function(*spoiled(place, index, value))
+        function(*spoiled(name, index, value))
 
 
 def test_non_finite_embeddings_of_absent_points_do_not_matter():

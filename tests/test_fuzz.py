@@ -157,9 +157,9 @@ def points_options(draw, chance, made, sources: list[int], members: int) -> dict
     return made
 
 
-def spoil(made: dict[str, Any], own: str, kind: str) -> None:
+def spoil(made: dict[str, Any], system: str, kind: str) -> None:
     """Degenerate waveforms and point clouds, where the shapes allow them."""
-    outputs, references, distortions = made[own], made["references"], made.get("distortions")
+    outputs, references, distortions = made[system], made["references"], made.get("distortions")
     try:
         if kind in ("equal", "inverted", "leaky"):
             leak = 0.3 * references.flip(-2) if kind == "leaky" else 0.0

@@ -74,8 +74,8 @@ ALL = {name: imports(name, late=True) for name in MODULES}
 ON_IMPORT = {name: imports(name, late=False) for name in MODULES}
 
 
-def reachable(start: str, among: dict[str, set[str]]) -> set[str]:
-    seen, waiting = set[str](), set(among[start])
+def reachable(module: str, among: dict[str, set[str]]) -> set[str]:
+    seen, waiting = set[str](), set(among[module])
     while waiting:
         seen |= waiting
         waiting = set().union(*(among[present] for present in waiting)) - seen
@@ -91,10 +91,12 @@ def test_imports_go_down(name: str) -> None:
     for module in MODULES:
         if subpackage(module) == name:
             for variant in ALL[module]:
-                there = subpackage(variant)
-                assert there not in SHORTCUTS, f"{module} imports the shortcut {variant}"
-                if there not in (name, *OTHERS):
-                    assert LEVEL[there] < LEVEL[name], f"{module} imports {variant}, not below it"
+                variant_package = subpackage(variant)
+                assert variant_package not in SHORTCUTS, f"{module} imports the shortcut {variant}"
+                if variant_package not in (name, *OTHERS):
+                    assert LEVEL[variant_package] < LEVEL[name], (
+                        f"{module} imports {variant}, not below it"
+                    )
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:

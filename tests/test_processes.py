@@ -39,8 +39,8 @@ def exception_classes() -> set[type[BaseException]]:
         if module.name.endswith("__main__"):
             continue
         for value in vars(importlib.import_module(module.name)).values():
-            own = inspect.isclass(value) and value.__module__.startswith("torch_mapss")
-            if own and issubclass(value, BaseException):
+            is_ours = inspect.isclass(value) and value.__module__.startswith("torch_mapss")
+            if is_ours and issubclass(value, BaseException):
                 classes.add(value)
     return classes
 

@@ -51,8 +51,10 @@ def test_rows_for_museval_have_the_columns_of_its_table(guide, report):
     for row, target in zip(report.rows, ("vocals", "drums"), strict=True):
         for name in ("clearance", "fidelity", "ps", "pm"):
             assert by_target[target, name] == pytest.approx(row[name], rel=1e-4)
-    own = pandas.DataFrame({"time": [0.5], "target": ["vocals"], "metric": ["SDR"], "score": [5.0]})
-    joined = pandas.concat([own.assign(track="song"), rows])
+    own_table = pandas.DataFrame(
+        {"time": [0.5], "target": ["vocals"], "metric": ["SDR"], "score": [5.0]}
+    )
+    joined = pandas.concat([own_table.assign(track="song"), rows])
     assert not joined.isna().any(axis=None) or rows["score"].isna().any()
     assert {"SDR", "clearance"} <= {*joined["metric"]}
 

@@ -46,15 +46,15 @@ def files(tmp_path: Path) -> tuple[list[str], list[str]]:
 
 
 def score(files: Any, *options: str) -> int:
-    given = ["--references", *files[0], "--estimates", *files[1]]
-    return cli.main(["score", *given, *QUICK, *options])
+    words = ["--references", *files[0], "--estimates", *files[1]]
+    return cli.main(["score", *words, *QUICK, *options])
 
 
 def test_score_prints_and_writes_what_evaluate_finds(tmp_path, files, capsys):
     out, config = tmp_path / "new" / "nested", tmp_path / "c.yaml"
     config.write_text("confidence: 0.9\n")
-    given = ("--out", str(out), "--plot", "--bounds", "--config", str(config))
-    assert score(files, *given) == 0
+    command_options = ("--out", str(out), "--plot", "--bounds", "--config", str(config))
+    assert score(files, *command_options) == 0
     printed = capsys.readouterr().out
     options = {"encoder": "mel", "bank_size": 10, "bounds": True, "confidence": 0.9}
     report = evaluate(references=files[0], estimates=files[1], **options)
@@ -74,8 +74,8 @@ def test_options_and_settings_files_reach_the_scorer(tmp_path, files, capsys):
         "activity: 0.2\nmatch_encoder: waveform\nsample_frames: 3\n"
         "without: [noise, tone, notch/peak01]\n"
     )
-    given = ("--config", str(config), "--permute", "--sample-frames", "4", "--out", str(out))
-    assert score((files[0], files[1][::-1]), *given, "--bank-size", "40", "--quiet") == 0
+    options = ("--config", str(config), "--permute", "--sample-frames", "4", "--out", str(out))
+    assert score((files[0], files[1][::-1]), *options, "--bank-size", "40", "--quiet") == 0
     assert capsys.readouterr() == ("", "")
     assert [*pd.read_csv(out / "scores.csv")["source_index"]] == [1, 0]
     settings = json.loads((out / "settings.json").read_text(encoding="utf-8"))["settings"]
@@ -85,7 +85,7 @@ def test_options_and_settings_files_reach_the_scorer(tmp_path, files, capsys):
     assert settings["separation_bank"]["seed"] == settings["match_bank"]["seed"] == 7
     assert settings["match_encoder"]["name"] == "waveform"
     families = [settings[f"{kind}_bank"]["families"] for kind in ("separation", "match")]
-    assert all({"noise", "tone"}.isdisjoint(found) for found in families)
+    assert all({"noise", "tone"}.isdisjoint(families_used) for families_used in families)
 
 
 def test_without_an_encoder_nothing_is_fetched(tmp_path, files, monkeypatch, capsys):
@@ -113,15 +113,15 @@ def test_without_an_encoder_nothing_is_fetched(tmp_path, files, monkeypatch, cap
 
 def test_bank_size_is_of_ps_and_pm_alone(files):
     """Clearance and fidelity keep their members."""
-    whole, small = (
+    full_bank, small = (
         evaluate(references=files[0], estimates=files[1], encoder="mel", **settings).means()
         for settings in (
             {"measures": "decomposition"},
             {"measures": ("decomposition", "separation"), "bank_size": 10},
         )
     )
-    assert small["fidelity"] == pytest.approx(whole["fidelity"], rel=1e-6)
-    assert small["clearance"] == pytest.approx(whole["clearance"], rel=1e-6)
+    assert small["fidelity"] == pytest.approx(full_bank["fidelity"], rel=1e-6)
+    assert small["clearance"] == pytest.approx(full_bank["clearance"], rel=1e-6)
 
 
 NUMBERS = {"9e-1": 0.9, "1e3": 1000, "1E-3": 0.001, "1.5e2": 150, "-2e1": -20, "0.5": 0.5}
@@ -171,11 +171,11 @@ def test_what_a_system_lacks_may_be_allowed(tmp_path, capsys):
 
 
 def test_settings_of_bounds_reach_them(files):
-    given = {"references": files[0], "estimates": files[1], "bounds": True, "sample_frames": 4}
-    given |= {"mapss": small_mapss(), "measures": "separation"}
-    plain, conventions = evaluate(**given).scores, ("derived", "reference")
+    settings = {"references": files[0], "estimates": files[1], "bounds": True, "sample_frames": 4}
+    settings |= {"mapss": small_mapss(), "measures": "separation"}
+    plain, conventions = evaluate(**settings).scores, ("derived", "reference")
     for changed in ({"tail": "bootstrap"}, *({"bounds_convention": x} for x in conventions)):
-        report = evaluate(**given, **changed).scores
+        report = evaluate(**settings, **changed).scores
         assert report["ps"].equals(plain["ps"])  # the scores stay those of the paper
         assert (report["ps_tail"] != plain["ps_tail"]).all()
 
@@ -225,13 +225,13 @@ def test_errors_are_one_line(tmp_path, files, capsys):
         ((references, [str(broken), estimates[1]]), [], "broken.wav"),
         ((references[:1], estimates[:1]), [], "at least two references"),
         (files, ["--out", str(taken)], "taken' cannot be written to"),
-        *((files, given.split(), message) for given, message in BAD_OPTIONS),
+        *((files, option_text.split(), message) for option_text, message in BAD_OPTIONS),
     ]
     for number, (text, message) in enumerate(BAD_SETTINGS):
         (config := tmp_path / f"{number}.yaml").write_text(text)
         cases.append((files, ["--config", str(config)], message))
-    for given, flags, message in cases:
-        assert score(given, *flags) == 2
+    for files_of_case, flags, message in cases:
+        assert score(files_of_case, *flags) == 2
         assert message in error_of(capsys)
     assert taken.read_text() == "mine"
 
@@ -253,7 +253,7 @@ def test_interruptions_and_unexpected_errors(files, monkeypatch, capsys):
         assert score(files) == code
         error = capsys.readouterr().err
         assert error.count("\n") == 1
-        assert all(part in error for part in told)
+        assert all(fragment in error for fragment in told)
 
 
 def test_warnings_are_one_line(tmp_path, files, capsys):
@@ -323,25 +323,37 @@ def test_names_survive_where_file_names_are_bytes(tmp_path):
     save_manifest(manifest.parent, [{**entry, "sources": NAMES}])
     # Python's own help for the C locale switched off: the terminal takes ASCII only.
     env = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    one, many, folders = tmp_path / "ergebnis_ü", tmp_path / "résultats", tmp_path / "ordner"
+    of_score, of_evaluate, folders = (
+        tmp_path / "ergebnis_ü",
+        tmp_path / "résultats",
+        tmp_path / "ordner",
+    )
     named = ["--sources", *NAMES]
-    given = ["--references", *references, "--estimates", *estimates, "--plot", "--out", str(one)]
+    of_files = [
+        "--references",
+        *references,
+        "--estimates",
+        *estimates,
+        "--plot",
+        "--out",
+        str(of_score),
+    ]
     of_folders = [f"--references={tmp_path}/wahr/{{source}}.wav", *named]
     of_folders += ["--system", f"é={tmp_path}/g*ätzt/{{source}}.wav"]
     for words in (
-        ["score", *given, *named],
-        ["evaluate", str(manifest), "--out", str(many)],
+        ["score", *of_files, *named],
+        ["evaluate", str(manifest), "--out", str(of_evaluate)],
         ["evaluate", *of_folders, "--out", str(folders)],
     ):
         python("-m", "torch_mapss", *words, *QUICK, changes=env, errors="replace")
-    rows = pd.read_csv(one / "scores.csv")
+    rows = pd.read_csv(of_score / "scores.csv")
     assert [(*rows["source"],), [*rows["estimate"]]] == [NAMES, estimates]
-    record = json.loads((one / "records" / "mixture.json").read_text(encoding="utf-8"))
+    record = json.loads((of_score / "records" / "mixture.json").read_text(encoding="utf-8"))
     assert tuple(row["source"] for row in record["systems"]["estimates"]["rows"]) == NAMES
-    assert (one / "scores.png").exists()
-    assert "système" in (many / "summary.csv").read_text(encoding="utf-8")
-    assert (many / "frames" / "m0.npz").exists()
-    for results, system in ((many, "système"), (folders, "é")):
+    assert (of_score / "scores.png").exists()
+    assert "système" in (of_evaluate / "summary.csv").read_text(encoding="utf-8")
+    assert (of_evaluate / "frames" / "m0.npz").exists()
+    for results, system in ((of_evaluate, "système"), (folders, "é")):
         items = pd.read_csv(results / "items.csv")
         assert [*items["system"], *items["status"]] == [system, "ok"]
 
@@ -357,8 +369,8 @@ def test_folders_are_tried_before_scoring(option, tmp_path, files, monkeypatch, 
 
 
 def test_where_the_plot_went_is_told(tmp_path, files, capsys):
-    for given, written in (("plain", "plain.png"), ("", "scores.png")):
-        assert score(files, "--measures", "bleed", "--plot", str(tmp_path / given)) == 0
+    for plot_option, written in (("plain", "plain.png"), ("", "scores.png")):
+        assert score(files, "--measures", "bleed", "--plot", str(tmp_path / plot_option)) == 0
         assert (tmp_path / written).is_file()
         assert f"Written to {tmp_path / written}\n" in capsys.readouterr().out
 
@@ -381,13 +393,13 @@ def test_options_of_the_encoder_reach_it(tmp_path, files, monkeypatch):
 
     noted.__signature__ = inspect.signature(pipeline.mapss.MAPSS)  # type: ignore[attr-defined]
     monkeypatch.setattr(pipeline.mapss, "MAPSS", noted)
-    given = {"dtype": "bfloat16", "cache_dir": str(tmp_path), "local_files_only": True}
-    (config := tmp_path / "c.json").write_text(json.dumps({**given, "segment": 0}))
+    settings = {"dtype": "bfloat16", "cache_dir": str(tmp_path), "local_files_only": True}
+    (config := tmp_path / "c.json").write_text(json.dumps({**settings, "segment": 0}))
     options = ("--encoder", "some/where", "--layer", "4", "--device", "cpu")
     assert score(files, *options, "--config", str(config)) == 2
     kinds = ("separation", "match", "decomposition")
     assert [len(seen.pop(f"{kind}_bank")) for kind in kinds] == [10, 10, 20]
-    assert seen == {**given, "encoder": "some/where", "layer": 4, "segment": None}
+    assert seen == {**settings, "encoder": "some/where", "layer": 4, "segment": None}
 
 
 @pytest.mark.slow
@@ -446,11 +458,11 @@ for name, code in parts.items():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["missing", "raising"])
-@pytest.mark.parametrize("parts", [PARTS, LIGHTNING])
-def test_missing_and_broken_packages_are_named_where_they_are_needed(tmp_path, how, parts):
+@pytest.mark.parametrize("packages", [PARTS, LIGHTNING])
+def test_missing_and_broken_packages_are_named_where_they_are_needed(tmp_path, how, packages):
     write(tmp_path / "a.wav", torch.zeros(800))
-    for name in parts:  # there, but built against another torch, say
+    for name in packages:  # there, but built against another torch, say
         (tmp_path / name / name).mkdir(parents=True)
         (tmp_path / name / name / "__init__.py").write_text("raise OSError('undefined symbol')\n")
     path = {"PYTHONPATH": str(Path(__file__).parents[2])}
-    python("-c", SCRIPT, how, str(tmp_path), repr(parts), changes=path, cwd=tmp_path)
+    python("-c", SCRIPT, how, str(tmp_path), repr(packages), changes=path, cwd=tmp_path)

@@ -38,10 +38,10 @@ def row_of(comparison: Comparison, a: str, b: str, measure: str = "ps") -> dict[
 
 def test_rows_are_those_of_scipy():
     scores = three_systems()
-    found = compared(scores)
+    comparison = compared(scores)
     p = {}
     for a, b in itertools.combinations(scores, 2):
-        row = row_of(found, a, b)
+        row = row_of(comparison, a, b)
         differences = np.array(scores[a]) - np.array(scores[b])
         drawn = stats.bootstrap((differences,), np.mean, random_state=np.random.default_rng(0))
         p[a, b] = stats.wilcoxon(differences).pvalue
@@ -52,8 +52,8 @@ def test_rows_are_those_of_scipy():
     running = 0.0
     for step, key in enumerate(sorted(p, key=lambda key: p[key])):
         running = max(running, min(1.0, (3 - step) * p[key]))
-        assert row_of(found, *key)["p_holm"] == pytest.approx(running, rel=1e-12)
-    ranking = ranking_by_system(found)
+        assert row_of(comparison, *key)["p_holm"] == pytest.approx(running, rel=1e-12)
+    ranking = ranking_by_system(comparison)
     assert [*ranking] == ["high", "middle", "low"]
     assert [row["group"] for row in ranking.values()] == ["a", "b", "b"]
     for system, row in ranking.items():
@@ -63,14 +63,14 @@ def test_rows_are_those_of_scipy():
 
 def test_six_mixtures_and_three_systems_are_too_few():
     scores = spread(LEVELS)
-    found = compared(scores)
+    comparison = compared(scores)
     note = "interval approximate (n < 10); n too small to order"
-    assert [(row["group"], row["note"]) for row in ranking_by_system(found).values()] == [
+    assert [(row["group"], row["note"]) for row in ranking_by_system(comparison).values()] == [
         ("a", note)
     ] * 3
-    assert row_of(found, "low", "high")["p_holm"] == pytest.approx(3 * 2 / 2**6)
-    assert " ".join(found.summary().split()).startswith(found.answer())
-    assert found.answer() in found._repr_html_()
+    assert row_of(comparison, "low", "high")["p_holm"] == pytest.approx(3 * 2 / 2**6)
+    assert " ".join(comparison.summary().split()).startswith(comparison.answer())
+    assert comparison.answer() in comparison._repr_html_()
     two = compared({name: scores[name] for name in ("low", "high")})
     assert [row["group"] for row in ranking_by_system(two).values()] == ["a", "b"]  # 1/32
     assert "significantly better than every other system" in two.answer()
@@ -79,13 +79,13 @@ def test_six_mixtures_and_three_systems_are_too_few():
 def test_pairs_that_cannot_reject_leave_the_family():
     scores = three_systems()
     without = compared(scores)
-    found = compared(scores | {"rare": [*scores["low"][:5], *[math.nan] * 7]})
+    comparison = compared(scores | {"rare": [*scores["low"][:5], *[math.nan] * 7]})
     for a, b in itertools.combinations(scores, 2):
-        assert row_of(found, a, b)["p_holm"] == row_of(without, a, b)["p_holm"]
-    rare = row_of(found, "middle", "rare")
+        assert row_of(comparison, a, b)["p_holm"] == row_of(without, a, b)["p_holm"]
+    rare = row_of(comparison, "middle", "rare")
     assert "cannot reject: the smallest attainable p is 0.063" in rare["note"]
     assert rare["p_holm"] >= rare["p_wilcoxon"]
-    assert row_of(found, "low", "rare")["ties"] == 5
+    assert row_of(comparison, "low", "rare")["ties"] == 5
 
 
 def test_systems_and_measures_can_be_chosen():
@@ -129,16 +129,16 @@ def test_what_a_mean_hides_is_named():
     scores["low"][2] = math.nan
     rows = item_rows(scores, ps_se=[0.03] * 8)
     rows[2] |= {"status": "failed", "reason": "no such file"}
-    found = compared(rows)
-    left_out = {name: row["left_out"] for name, row in ranking_by_system(found).items()}
+    comparison = compared(rows)
+    left_out = {name: row["left_out"] for name, row in ranking_by_system(comparison).items()}
     assert left_out == {"high": 1, "middle": 1, "low": 0}
-    notes = {name: row["note"] for name, row in ranking_by_system(found).items()}
+    notes = {name: row["note"] for name, row in ranking_by_system(comparison).items()}
     assert "m5 moves the mean: -5.262 with it, 0.528 without" in notes["middle"]
     assert "moves" not in notes["low"]
     assert "failed: m2" in notes["low"]
     assert f"standard error from excerpts {0.03 / math.sqrt(7):.2g}" in notes["high"]
-    assert "PS of middle: m5 moves the mean" in found.summary()
-    assert "Failed: mixture 'm2', system 'low': no such file" in found.summary()
+    assert "PS of middle: m5 moves the mean" in comparison.summary()
+    assert "Failed: mixture 'm2', system 'low': no such file" in comparison.summary()
     rng = np.random.default_rng(0)
     assert all(outlier(rng.normal(size=count)) is None for count in range(1, 60))
 
@@ -146,22 +146,22 @@ def test_what_a_mean_hides_is_named():
 def test_sources_have_means_of_their_own():
     scores = spread(LEVELS)
     rows = [
-        {**row, "source": source, "source_index": place, "ps": row["ps"] + place}
+        {**row, "source": source, "source_index": source_index, "ps": row["ps"] + source_index}
         for row in item_rows(scores)
-        for place, source in enumerate(("vocals", "drums"))
+        for source_index, source in enumerate(("vocals", "drums"))
     ]
     rows[1]["ps"] = math.nan
-    found = compared(scores, rows)
-    means = found.sources.set_index(["measure", "source", "system"])
+    comparison = compared(scores, rows)
+    means = comparison.sources.set_index(["measure", "source", "system"])
     assert means.loc[("ps", "vocals", "low"), "mean"] == pytest.approx(np.mean(scores["low"]))
     assert means.loc[("ps", "drums", "low"), "n"] == 5
-    assert "drums" in found.summary()
-    many = [{**row, "source": f"{k}"} for k, row in enumerate(rows)]
-    assert "sources.csv" in compared(scores, many).summary()
+    assert "drums" in comparison.summary()
+    many_sources = [{**row, "source": f"{k}"} for k, row in enumerate(rows)]
+    assert "sources.csv" in compared(scores, many_sources).summary()
     # A system that leaves out its worst source must not gain by it in silence.
     less = [row for row in rows if (row["system"], row["source"]) != ("low", "drums")]
     told = "In 6 mixtures some systems left out sources"
-    assert told not in found.summary()
+    assert told not in comparison.summary()
     assert told in compared(scores, less).summary()
     assert told not in compared(scores, less, systems=["low"]).summary()
 
@@ -170,63 +170,71 @@ def test_pairs_are_over_the_sources_of_both():
     """One system handed in half of another's files: what rounding leaves is no difference."""
     rng = np.random.default_rng(0)
     rows = [
-        {"mixture_id": f"m{k}", "system": system, "source": source, "source_index": place}
-        | {"ps": 0.3 * place + (1.0 + 6e-8 * (system == "half")) * (0.4 + 0.01 * k)}
+        {"mixture_id": f"m{k}", "system": system, "source": source, "source_index": source_index}
+        | {"ps": 0.3 * source_index + (1.0 + 6e-8 * (system == "half")) * (0.4 + 0.01 * k)}
         for k in range(12)
-        for place, source in enumerate(("vocals", "drums"))
-        for system in ("all", "half", "worse")[: 3 if place == 0 else 1]
+        for source_index, source in enumerate(("vocals", "drums"))
+        for system in ("all", "half", "worse")[: 3 if source_index == 0 else 1]
     ]
     for row in rows:
         row["ps"] -= rng.uniform(0.01, 0.02) * (row["system"] == "worse")
     means = pandas.DataFrame(rows).groupby(["system", "mixture_id"])["ps"].mean()
     order = [f"m{k}" for k in range(12)]
-    given = {name: list(means[name][order]) for name in ("all", "half", "worse")}
-    found = compared(item_rows(given, ["ps"]), rows)
-    assert found.answer().startswith("half ties with all on PS in 12 of 12 mixtures")
-    same, other = row_of(found, "all", "half"), row_of(found, "all", "worse")
+    scores_by_system = {name: list(means[name][order]) for name in ("all", "half", "worse")}
+    comparison = compared(item_rows(scores_by_system, ["ps"]), rows)
+    assert comparison.answer().startswith("half ties with all on PS in 12 of 12 mixtures")
+    same, worse = row_of(comparison, "all", "half"), row_of(comparison, "all", "worse")
     assert (same["difference"], same["ties"], same["p_holm"]) == (0.0, 12, 1.0)
-    assert (other["wins"], other["n"]) == (12, 12)
-    assert 0.01 < other["difference"] < 0.02
-    assert str(found) == found.summary()
+    assert (worse["wins"], worse["n"]) == (12, 12)
+    assert 0.01 < worse["difference"] < 0.02
+    assert str(comparison) == comparison.summary()
 
 
 def test_undefined_mixtures_are_paired_out_and_counted():
     scores = three_systems()
     scores["low"][3] = scores["high"][5] = math.nan
-    found = compared(scores)
-    assert [row_of(found, a, b)["n"] for a, b in itertools.combinations(scores, 2)] == [11, 10, 11]
-    row = row_of(found, "low", "high")
+    comparison = compared(scores)
+    assert [row_of(comparison, a, b)["n"] for a, b in itertools.combinations(scores, 2)] == [
+        11,
+        10,
+        11,
+    ]
+    row = row_of(comparison, "low", "high")
     expected = np.nanmean(np.subtract(scores["low"], scores["high"]))
     assert (row["undefined"], row["difference"]) == (2, pytest.approx(expected))
-    counts = {name: (row["n"], row["undefined"]) for name, row in ranking_by_system(found).items()}
+    counts = {
+        name: (row["n"], row["undefined"]) for name, row in ranking_by_system(comparison).items()
+    }
     assert counts == {"high": (10, 1), "middle": (10, 0), "low": (10, 1)}
-    means = {name: row["mean"] for name, row in ranking_by_system(found).items()}
+    means = {name: row["mean"] for name, row in ranking_by_system(comparison).items()}
     common = [mixture for mixture in range(12) if mixture not in (3, 5)]
     for name, values in scores.items():
         assert means[name] == pytest.approx(np.mean(np.array(values)[common]))
-    assert "Ranked are the mixtures in which all systems have a score" in found.summary()
+    assert "Ranked are the mixtures in which all systems have a score" in comparison.summary()
 
 
 def test_weights_move_means_and_no_ranks():
     scores = three_systems()
-    seconds = [1.0 + place for place in range(12)]
+    seconds = [1.0 + index for index in range(12)]
     equal = compared(scores)
-    found = compared(item_rows(scores, seconds=seconds), weight="duration")
+    weighted = compared(item_rows(scores, seconds=seconds), weight="duration")
     expected = np.average(scores["high"], weights=seconds)
-    assert ranking_by_system(found)["high"]["mean"] == pytest.approx(expected)
-    assert {*found.pairs["weight"]} == {"duration"}
-    one, other = row_of(equal, "low", "high"), row_of(found, "low", "high")
-    assert one["difference"] != other["difference"]
-    assert one["p_wilcoxon"] == other["p_wilcoxon"]
-    assert any("duration" in note for note in found.notes())
+    assert ranking_by_system(weighted)["high"]["mean"] == pytest.approx(expected)
+    assert {*weighted.pairs["weight"]} == {"duration"}
+    of_equal, of_weighted = row_of(equal, "low", "high"), row_of(weighted, "low", "high")
+    assert of_equal["difference"] != of_weighted["difference"]
+    assert of_equal["p_wilcoxon"] == of_weighted["p_wilcoxon"]
+    assert any("duration" in note for note in weighted.notes())
     sources = compared(item_rows(scores, references=[2.0] * 6 + [4.0] * 6), weight="sources")
     expected = np.average(scores["low"], weights=[2] * 6 + [4] * 6)
     assert ranking_by_system(sources)["low"]["mean"] == pytest.approx(expected)
     # A mixture that failed has no length and needs no weight.
-    some = {"one": [0.1, 0.2, 0.4, math.nan], "two": [0.3, 0.3, 0.5, math.nan]}
-    found = compared(item_rows(some, seconds=[1.0, 2.0, 3.0, None]), weight="duration")
+    scores_by_system = {"one": [0.1, 0.2, 0.4, math.nan], "two": [0.3, 0.3, 0.5, math.nan]}
+    weighted = compared(
+        item_rows(scores_by_system, seconds=[1.0, 2.0, 3.0, None]), weight="duration"
+    )
     expected = np.average([0.1, 0.2, 0.4], weights=[1, 2, 3])
-    assert ranking_by_system(found)["one"]["mean"] == pytest.approx(expected)
+    assert ranking_by_system(weighted)["one"]["mean"] == pytest.approx(expected)
     for name, value in (("alpha", 0.0), ("confidence", 95), ("weight", "length")):
         with pytest.raises(ValueError, match=name):
             compared(scores, **{name: value})
@@ -237,25 +245,28 @@ def test_results_are_joined_if_they_fit(results):
         items, scores = (t[t["system"] == name] for t in (results.items, results.scores))
         return dataclasses.replace(results, items=items, scores=scores)
 
-    one, whole = results, compare(results.folder)
+    all_results, joint = results, compare(results.folder)
     joined = torch_mapss.compare([of_system("good"), of_system("bad")])
-    assert_frame_equal(joined.pairs, whole.pairs)
-    assert_frame_equal(joined.ranking, whole.ranking)
-    bounds = {**one.settings, "bounds": True, "tail": "bootstrap"}  # change no score
-    other = dataclasses.replace(one, settings=bounds, items=one.items.copy())
-    assert_frame_equal(compare([one, other, results.folder]).pairs, whole.pairs)
-    other.items.loc[other.items.index[0], "fidelity"] += 0.1
+    assert_frame_equal(joined.pairs, joint.pairs)
+    assert_frame_equal(joined.ranking, joint.ranking)
+    bounds = {**all_results.settings, "bounds": True, "tail": "bootstrap"}  # change no score
+    with_bounds = dataclasses.replace(all_results, settings=bounds, items=all_results.items.copy())
+    assert_frame_equal(compare([all_results, with_bounds, results.folder]).pairs, joint.pairs)
+    with_bounds.items.loc[with_bounds.items.index[0], "fidelity"] += 0.1
     with pytest.raises(ValueError, match="twice"):
-        compare([one, other])
-    settings = {**one.settings, "separation_bank": {**one.settings["separation_bank"], "size": 4}}
-    turned = {k: {**v, "references": v["references"][::-1]} for k, v in one.entries.items()}
+        compare([all_results, with_bounds])
+    settings = {
+        **all_results.settings,
+        "separation_bank": {**all_results.settings["separation_bank"], "size": 4},
+    }
+    turned = {k: {**v, "references": v["references"][::-1]} for k, v in all_results.entries.items()}
     for change, words in (
         ({"settings": settings}, r"separation_bank\.size is \d+ in the one and 4"),
         ({"entries": turned}, "the same order"),
-        ({"sha256": dict.fromkeys(one.sha256, "x")}, r"'m0'.*mixture_id"),
+        ({"sha256": dict.fromkeys(all_results.sha256, "x")}, r"'m0'.*mixture_id"),
     ):
         with pytest.raises(ValueError, match=words):
-            compare([one, dataclasses.replace(one, **change)])
+            compare([all_results, dataclasses.replace(all_results, **change)])
 
 
 def test_commands_print_the_ranking_and_write_tables_and_figures(manifest, tmp_path, capsys):
@@ -264,22 +275,28 @@ def test_commands_print_the_ranking_and_write_tables_and_figures(manifest, tmp_p
     options = ["--encoder", "mel", "--bank-size", "5", "--measures", "decomposition"]
     assert cli.main(["evaluate", str(manifest), "--out", str(folder), *options]) == 0
     assert compare(folder).summary() in capsys.readouterr().out
-    out, again = tmp_path / "a" / "b", tmp_path / "again"
+    out, second_out = tmp_path / "a" / "b", tmp_path / "again"
     assert cli.main(["compare", str(folder), "--out", str(out)]) == 0
-    found = compare(folder)
-    assert " ".join(capsys.readouterr().out.split()).startswith(found.answer())
-    files = {"comparison": found.pairs, "ranking": found.ranking, "sources": found.sources}
+    comparison = compare(folder)
+    assert " ".join(capsys.readouterr().out.split()).startswith(comparison.answer())
+    files = {
+        "comparison": comparison.pairs,
+        "ranking": comparison.ranking,
+        "sources": comparison.sources,
+    }
     for name, table in files.items():
         read = pandas.read_csv(out / f"{name}.csv", keep_default_na=False, na_values=["nan"])
         assert_frame_equal(read, table, rtol=1e-8, check_dtype=False)
-    assert {*found.measures} <= {*RANKED}
-    pictures = {f"box_{name}" for name in found.measures} | {"scatter"}
+    assert {*comparison.measures} <= {*RANKED}
+    pictures = {f"box_{name}" for name in comparison.measures} | {"scatter"}
     assert {path.stem for path in out.glob("*.png")} == pictures
     assert {path.stem for path in out.glob("*.svg")} == pictures
-    assert cli.main(["compare", str(folder), "--out", str(again), "--quiet", "--no-plots"]) == 0
+    assert (
+        cli.main(["compare", str(folder), "--out", str(second_out), "--quiet", "--no-plots"]) == 0
+    )
     assert capsys.readouterr().out == ""
-    assert {path.stem for path in again.iterdir()} == {*files}
-    assert (again / "ranking.csv").read_bytes() == (out / "ranking.csv").read_bytes()
+    assert {path.stem for path in second_out.iterdir()} == {*files}
+    assert (second_out / "ranking.csv").read_bytes() == (out / "ranking.csv").read_bytes()
 
 
 def test_figures_of_many_and_of_no_scores():
@@ -287,14 +304,14 @@ def test_figures_of_many_and_of_no_scores():
     rng = np.random.default_rng(0)
     scores = {f"system $x_{k}$ with a long name": list(rng.normal(size=300)) for k in range(4)}
     scores["none"] = [math.nan] * 300
-    found = compared(item_rows(scores, ("clearance", "fidelity", "log_pm")))
-    for name in (None, *found.measures):
-        axes = found.plot(name).axes[0]
+    comparison = compared(item_rows(scores, ("clearance", "fidelity", "log_pm")))
+    for name in (None, *comparison.measures):
+        axes = comparison.plot(name).axes[0]
         assert len(axes.get_xticklabels()) == 4  # nothing to draw of the last
-    axes = found.plot("scatter").axes[0]
+    axes = comparison.plot("scatter").axes[0]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("clearance", "fidelity")
     with pytest.raises(ValueError, match="measure"):
-        found.plot("sdr")
+        comparison.plot("sdr")
 
 
 @pytest.mark.slow

@@ -90,9 +90,9 @@ def test_clearance_at_its_ceiling_is_marked_and_what_tells_apart_is_named():
 
 
 def test_a_run_under_way_says_how_far_it_is():
-    whole = at_ceiling({"A": 0.1, "B": 0.1})
-    assert "not complete" not in compare(whole).summary()
-    partial = dataclasses.replace(whole, items=whole.items.head(5))
+    complete = at_ceiling({"A": 0.1, "B": 0.1})
+    assert "not complete" not in compare(complete).summary()
+    partial = dataclasses.replace(complete, items=complete.items.head(5))
     assert "of 16 outputs (one system, one mixture) 5 are scored so far" in " ".join(
         compare(partial).summary().split()
     )

@@ -41,8 +41,8 @@ QUESTIONS = ("interference", "quality")
 def table(scores: Any, ratings: Any, unit: Any, cluster: Any = None) -> pandas.DataFrame:
     """Stimuli of a measure x; a cluster per unit unless said otherwise."""
     cluster = unit if cluster is None else cluster
-    given = {"x": scores, "rating": ratings, "unit": unit, "cluster": cluster}
-    return pandas.DataFrame(given | {"track": unit, "source": "a"})
+    columns = {"x": scores, "rating": ratings, "unit": unit, "cluster": cluster}
+    return pandas.DataFrame(columns | {"track": unit, "source": "a"})
 
 
 def made_up(tracks: int, systems: int, seed: int = 0, sources: int = 1) -> pandas.DataFrame:
@@ -74,10 +74,13 @@ def cell(data: pandas.DataFrame, method: str, pooling: str = "per_track") -> Sam
 @pytest.mark.parametrize(("method", "reference"), [("srcc", "spearmanr"), ("pcc", "pearsonr")])
 def test_correlations_are_scipys(method, reference):
     data = made_up(6, 5, sources=2)
-    by_hand = [getattr(stats, reference)(own.x, own.rating)[0] for _, own in data.groupby("unit")]
+    by_hand = [
+        getattr(stats, reference)(unit_rows.x, unit_rows.rating)[0]
+        for _, unit_rows in data.groupby("unit")
+    ]
     assert cell(data, method).value == pytest.approx(np.mean(by_hand), rel=1e-12)
-    whole = getattr(stats, reference)(data.x, data.rating)[0]
-    assert cell(data, method, "pooled").value == pytest.approx(whole, rel=1e-12)
+    pooled = getattr(stats, reference)(data.x, data.rating)[0]
+    assert cell(data, method, "pooled").value == pytest.approx(pooled, rel=1e-12)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -86,17 +89,17 @@ def test_samples_are_clusters_that_occur_so_often(method):
     copies = [data[data.unit == t].assign(unit=k) for k, t in enumerate([0, 0, 2, 3, 3, 3])]
     for pooling in POOLINGS:
         (sampled,) = cell(data, method, pooling).sampled(counts.astype(float))
-        again = cell(pandas.concat(copies), method, pooling)
-        assert sampled == pytest.approx(again.value, rel=1e-12)
+        of_copies = cell(pandas.concat(copies), method, pooling)
+        assert sampled == pytest.approx(of_copies.value, rel=1e-12)
     # Systems as clusters: the correlation of a track is that of the systems drawn.
     systems = data.assign(cluster=np.tile(np.arange(6), 4))
     counts = np.array([2, 0, 1, 3, 0, 1])
     (sampled,) = cell(systems, method).sampled(counts[None].astype(float))
-    place = np.concatenate([np.repeat(np.arange(6), counts) + 6 * t for t in range(4)])
-    assert sampled == pytest.approx(cell(data.iloc[place], method).value, rel=1e-12)
-    one, other = estimate(data, draws=500), estimate(systems, draws=500)
-    assert (one.value, one.clusters, other.clusters) == (other.value, 4, 6)
-    assert (one.low, one.high) != (other.low, other.high)
+    rows = np.concatenate([np.repeat(np.arange(6), counts) + 6 * t for t in range(4)])
+    assert sampled == pytest.approx(cell(data.iloc[rows], method).value, rel=1e-12)
+    by_track, by_system = estimate(data, draws=500), estimate(systems, draws=500)
+    assert (by_track.value, by_track.clusters, by_system.clusters) == (by_system.value, 4, 6)
+    assert (by_track.low, by_track.high) != (by_system.low, by_system.high)
 
 
 def test_ratings_equal_but_for_rounding_are_tied():
@@ -130,32 +133,38 @@ def test_what_does_not_count_and_why():
         "1 of 4 tracks and sources: scores do not vary",
         "2 clusters: interval approximate",
     ]
-    found = estimate(made_up(1, 2))
-    assert np.isnan([found.value, found.low, found.high, found.p]).all()
-    assert found.reasons == ["1 of 1 tracks and sources: fewer than 3 systems with a score"]
+    estimated = estimate(made_up(1, 2))
+    assert np.isnan([estimated.value, estimated.low, estimated.high, estimated.p]).all()
+    assert estimated.reasons == ["1 of 1 tracks and sources: fewer than 3 systems with a score"]
     for pooling in POOLINGS:
-        found = estimate(data.assign(x=2.0, rating=1.0), pooling, draws=20)
-        reasons = [reason.split(": ")[-1] for reason in found.reasons]
+        estimated = estimate(data.assign(x=2.0, rating=1.0), pooling, draws=20)
+        reasons = [reason.split(": ")[-1] for reason in estimated.reasons]
         assert reasons == ["scores do not vary", "ratings do not vary"]
-    found = estimate(made_up(1, 6))
-    assert np.isnan([found.value, found.low, found.high]).tolist() == [False, True, True]
-    assert found.reasons == ["one cluster: no interval"]
+    estimated = estimate(made_up(1, 6))
+    assert np.isnan([estimated.value, estimated.low, estimated.high]).tolist() == [
+        False,
+        True,
+        True,
+    ]
+    assert estimated.reasons == ["one cluster: no interval"]
     agreed = np.tile([1.0, 2.0, 3.0, 4.0], 5)
-    alike = estimate(table(2 * agreed, agreed, np.repeat(np.arange(5), 4)), method="pcc")
-    assert (alike.value, alike.low, alike.high) == (1.0, 1.0, 1.0)
+    perfect = estimate(table(2 * agreed, agreed, np.repeat(np.arange(5), 4)), method="pcc")
+    assert (perfect.value, perfect.low, perfect.high) == (1.0, 1.0, 1.0)
 
 
 def test_intervals_resample_tracks():
     data = made_up(12, 5, seed=5, sources=2)
-    found = estimate(data, draws=2000, seed=1)
-    means = [stats.spearmanr(own.x, own.rating)[0] for _, own in data.groupby("unit")]
+    estimated = estimate(data, draws=2000, seed=1)
+    means = [
+        stats.spearmanr(unit_rows.x, unit_rows.rating)[0] for _, unit_rows in data.groupby("unit")
+    ]
     means = np.reshape(means, (12, 2)).mean(1)  # both sources of a track go together
     expected = stats.bootstrap(
         (means,), np.mean, n_resamples=4000, method="BCa", random_state=np.random.default_rng(7)
     ).confidence_interval
-    assert found.low == pytest.approx(expected.low, abs=0.02)
-    assert found.high == pytest.approx(expected.high, abs=0.02)
-    assert found.reasons == []
+    assert estimated.low == pytest.approx(expected.low, abs=0.02)
+    assert estimated.high == pytest.approx(expected.high, abs=0.02)
+    assert estimated.reasons == []
 
 
 def test_intervals_cover_what_they_are_of():
@@ -165,45 +174,47 @@ def test_intervals_cover_what_they_are_of():
     for trial in range(50):
         scores = np.where(rng.random(20)[:, None] < 0.7, np.arange(6.0), rng.random((20, 6)))
         data = table(scores.ravel(), ratings, unit)
-        found = estimate(data, confidence=0.9, draws=200, seed=trial)
-        hits += found.low <= 0.7 <= found.high
+        estimated = estimate(data, confidence=0.9, draws=200, seed=trial)
+        hits += estimated.low <= 0.7 <= estimated.high
     assert 0.80 * 50 <= hits <= 0.98 * 50
 
 
 def test_p_of_permutations_is_that_of_all_of_them():
     x, m = np.array([1.0, 2.0, 3.0, 4.0, 6.0]), np.array([2.0, 1.0, 4.0, 3.0, 5.0])
-    one = cell(table(x, m, np.zeros(5, dtype=int)), "pcc")
-    every = [np.corrcoef(x, m[list(order)])[0, 1] for order in itertools.permutations(range(5))]
-    exact = np.mean(np.abs(every) >= abs(one.value) - 1e-12)
-    found = permutation_p(one, draws=20000)
-    assert found == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 20000))
-    assert permutation_p(one, draws=3) >= 0.25  # never 0
+    observed = cell(table(x, m, np.zeros(5, dtype=int)), "pcc")
+    all_correlations = [
+        np.corrcoef(x, m[list(order)])[0, 1] for order in itertools.permutations(range(5))
+    ]
+    exact = np.mean(np.abs(all_correlations) >= abs(observed.value) - 1e-12)
+    p = permutation_p(observed, draws=20000)
+    assert p == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 20000))
+    assert permutation_p(observed, draws=3) >= 0.25  # never 0
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_p_is_uniform_where_nothing_is_to_be_found(pooling):
     rng, unit = np.random.default_rng(2), np.repeat(np.arange(4), 5)
     tables = (table(rng.normal(size=20), rng.normal(size=20), unit) for _ in range(100))
-    found = [permutation_p(cell(data, "srcc", pooling), draws=99) for data in tables]
-    assert stats.kstest(found, "uniform").pvalue > 1e-3
-    assert np.mean(np.array(found) <= 0.05) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 100)
+    p_values = [permutation_p(cell(data, "srcc", pooling), draws=99) for data in tables]
+    assert stats.kstest(p_values, "uniform").pvalue > 1e-3
+    assert np.mean(np.array(p_values) <= 0.05) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 100)
 
 
 def test_differences_are_paired():
     data, rng = made_up(12, 5, seed=8), np.random.default_rng(1)
     data["ps"] = data.x + rng.normal(0, 6, len(data))
-    found = estimate(data)
+    difference = estimate(data)
     good, bad = (SampledCorrelation(data, name, "srcc") for name in ("x", "ps"))
-    assert found.value == pytest.approx(good.value - bad.value)
-    assert found.low < found.value < found.high
-    assert found.clusters == 12
+    assert difference.value == pytest.approx(good.value - bad.value)
+    assert difference.low < difference.value < difference.high
+    assert difference.clusters == 12
     same = estimate(data.assign(ps=data.x), "pooled", "pcc")
     assert (same.value, same.low, same.high, same.clusters) == (0.0, 0.0, 0.0, 12)
     data.loc[data.unit < 4, "ps"] = math.nan  # compared on what both have
-    found = estimate(data)
+    difference = estimate(data)
     good, bad = (SampledCorrelation(data[data.unit >= 4], name, "srcc") for name in ("x", "ps"))
-    assert found.clusters == 8
-    assert found.value == pytest.approx(good.value - bad.value)
+    assert difference.clusters == 8
+    assert difference.value == pytest.approx(good.value - bad.value)
 
 
 def rated(*systems: str, source: str = "vocals") -> Stimuli:
@@ -232,20 +243,22 @@ def test_names_of_sources_meet():
 
 
 def test_controls_are_left_out_unless_asked_for():
-    ratings, found = rated("A", "control:ref"), outputs("A", "control:ref")
-    assert list(join(found, ratings).table["system"]) == ["A"]
-    assert list(join(found, ratings, controls=True).table["system"]) == ["A", "ref"]
+    ratings, scores = rated("A", "control:ref"), outputs("A", "control:ref")
+    assert list(join(scores, ratings).table["system"]) == ["A"]
+    assert list(join(scores, ratings, controls=True).table["system"]) == ["A", "ref"]
     plain = rated("A", "ref")  # a table without roles
-    assert list(join(found, plain).table["system"]) == ["A"]
-    both = outputs("control:A", "A").assign(ps=[0.1, 0.9])  # the system is the one that is meant
-    assert list(join(both, rated("A"), controls=True).table["ps"]) == [0.9]
+    assert list(join(scores, plain).table["system"]) == ["A"]
+    with_control = outputs("control:A", "A").assign(
+        ps=[0.1, 0.9]
+    )  # the system is the one that is meant
+    assert list(join(with_control, rated("A"), controls=True).table["ps"]) == [0.9]
 
 
 def test_what_does_not_meet_is_told():
     joined = join(outputs("A", source="ref"), rated("A", "B"))
     assert len(joined.notes) == 3
-    for note, part in zip(joined.notes, ("--source-map", "1 of 2 ratings", "so rated")):
-        assert part in note
+    for note, fragment in zip(joined.notes, ("--source-map", "1 of 2 ratings", "so rated")):
+        assert fragment in note
     with pytest.raises(ValueError, match=r"tracks 'u'.*ratings tracks 't'.*--source-map"):
         join(outputs("A", track="u"), rated("A"))
 
@@ -253,14 +266,14 @@ def test_what_does_not_meet_is_told():
 def test_tables_of_ratings_are_read(tmp_path):
     path = tmp_path / "r.csv"
     path.write_text("item,system,mos\nx,control:ref,5\nx,A,3\nx,A,4\n")
-    found = load_ratings(path, {"track": "item", "rating": "mos"})
-    assert [*zip(found.table["system"], found.table["rating"])] == [("ref", 5.0), ("A", 3.5)]
-    assert found.table["is_system"].all()
-    assert found.notes[0].startswith("1 rows")
+    loaded = load_ratings(path, {"track": "item", "rating": "mos"})
+    assert [*zip(loaded.table["system"], loaded.table["rating"])] == [("ref", 5.0), ("A", 3.5)]
+    assert loaded.table["is_system"].all()
+    assert loaded.notes[0].startswith("1 rows")
 
 
 @pytest.mark.parametrize(
-    ("text", "columns", "said"),
+    ("text", "columns", "message"),
     [
         ("item,system,mos\nx,A,3\n", None, r"mean_rating.*--columns|--columns.*mean_rating"),
         ("track,system,mean_rating\nx,A,good\n", None, "line 2"),
@@ -270,9 +283,9 @@ def test_tables_of_ratings_are_read(tmp_path):
         ("track,system,mean_rating\nx,A,1\n", {"scenario": "z"}, "'z'"),
     ],
 )
-def test_tables_of_ratings_are_refused(tmp_path, text, columns, said):
+def test_tables_of_ratings_are_refused(tmp_path, text, columns, message):
     (tmp_path / "r.csv").write_text(text)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         load_ratings(tmp_path / "r.csv", columns)
 
 
@@ -282,9 +295,9 @@ TABLE = "track;system;source;mean_rating\nCaf\u00e9;A;vocals;61,5\nCaf\u00e9;B;v
 def test_tables_of_spreadsheets_and_names_in_two_unicode_forms_meet(tmp_path):
     path = tmp_path / "r.csv"
     path.write_text(TABLE, encoding="utf-16")
-    found = load_ratings(path)
-    assert list(found.table["rating"]) == [61.5, 48.25]
-    assert len(join(outputs("A", "B", track="Cafe\u0301"), found).table) == 2
+    loaded = load_ratings(path)
+    assert list(loaded.table["rating"]) == [61.5, 48.25]
+    assert len(join(outputs("A", "B", track="Cafe\u0301"), loaded).table) == 2
 
 
 def test_clusters_are_a_column_of_the_ratings(tmp_path):
@@ -295,8 +308,8 @@ def test_clusters_are_a_column_of_the_ratings(tmp_path):
         ("system", ["A", "A"]),
         ("track", ["x", "y"]),
     ):
-        found = load_ratings(path, cluster=cluster).table
-        assert [[*found["rating"]], [*found["cluster"]]] == [[3.5, 5.0], expected]
+        loaded = load_ratings(path, cluster=cluster).table
+        assert [[*loaded["rating"]], [*loaded["cluster"]]] == [[3.5, 5.0], expected]
     for text in ("x,A,f1,3\nx,A,f2,4\n", "x,A,,3\n"):  # two talkers of one stimulus, or none
         path.write_text(f"track,system,talker,mean_rating\n{text}")
         for cluster, word in (("talker", "cluster"), ("condition", "'condition'")):
@@ -305,39 +318,39 @@ def test_clusters_are_a_column_of_the_ratings(tmp_path):
 
 
 def stimuli(tracks: int = 12, systems: int = 5, bounds: bool = True) -> pandas.DataFrame:
-    rng, found = np.random.default_rng(4), []
+    rng, rows = np.random.default_rng(4), []
     for track, system in itertools.product(range(tracks), range(systems)):
         true = rng.uniform(0, 100)
         scores = {"ps": true / 100 + rng.normal(0, 0.1), "log_pm": -true, "pesq": rng.normal()}
         scores |= {"ps_radius": 0.02, "ps_tail": 0.05} if bounds else {}
         for question, value in zip(QUESTIONS, (true, 100 - true)):
             names = dict(zip(KEYS, ("all", question, f"t{track}", "vocals", f"s{system}")))
-            found.append({**names, "rating": value, "cluster": f"t{track}", **scores})
-    return pandas.DataFrame(found)
+            rows.append({**names, "rating": value, "cluster": f"t{track}", **scores})
+    return pandas.DataFrame(rows)
 
 
-def quality(*given: Any) -> pandas.DataFrame:
-    return stimuli(*given).query("question == 'quality'")
+def quality(*sizes: Any) -> pandas.DataFrame:
+    return stimuli(*sizes).query("question == 'quality'")
 
 
-def cells(found: Correlation, **wanted: str) -> dict[str, Any]:
-    rows = found.rows.to_dict("records")
-    (row,) = (r for r in rows if all(r[k] == v for k, v in wanted.items()))
+def cells(result: Correlation, **values_by_column: str) -> dict[str, Any]:
+    rows = result.rows.to_dict("records")
+    (row,) = (r for r in rows if all(r[k] == v for k, v in values_by_column.items()))
     return row
 
 
 def test_every_measure_meets_every_question():
-    found = correlate_stimuli(Stimuli(stimuli()), None, CorrelationSettings(draws=200))
-    assert len(found.rows) == 2 * 3 * 2
-    row = cells(found, question="quality", measure="log_pm", pooling="per_track")
+    result = correlate_stimuli(Stimuli(stimuli()), None, CorrelationSettings(draws=200))
+    assert len(result.rows) == 2 * 3 * 2
+    row = cells(result, question="quality", measure="log_pm", pooling="per_track")
     assert row["srcc"] == row["pcc"] == pytest.approx(1.0)
     assert row["p"] == pytest.approx(1 / 201)
     assert row["p_holm"] == pytest.approx(3 / 201)
-    row = cells(found, question="interference", measure="log_pm", pooling="pooled")
+    row = cells(result, question="interference", measure="log_pm", pooling="pooled")
     assert row["srcc"] == pytest.approx(-1.0)
     assert (row["tracks"], row["stimuli"]) == (12, 60)
     assert math.isnan(row["srcc_radius"])  # no bounds of it
-    pairs = {*zip(found.differences["measure_a"], found.differences["measure_b"])}
+    pairs = {*zip(result.differences["measure_a"], result.differences["measure_b"])}
     assert pairs == {("ps", "log_pm"), ("ps", "pesq"), ("log_pm", "pesq")}
     with pytest.raises(ValueError, match="stoi"):
         correlate_stimuli(Stimuli(stimuli()), ["stoi"])
@@ -345,11 +358,15 @@ def test_every_measure_meets_every_question():
 
 def test_errors_of_scores_widen_the_correlation():
     """Their jitter is simulated in tests of the bounds; here, what the options do."""
-    given = pandas.concat([quality(3, 9).assign(source=name) for name in ("vocals", "drums")])
+    outputs_of_sources = pandas.concat(
+        [quality(3, 9).assign(source=name) for name in ("vocals", "drums")]
+    )
 
     def widths(**options: Any) -> dict[str, Any]:
-        found = correlate_stimuli(Stimuli(given), ["ps"], CorrelationSettings(draws=0, **options))
-        return cells(found, pooling="per_track")
+        result = correlate_stimuli(
+            Stimuli(outputs_of_sources), ["ps"], CorrelationSettings(draws=0, **options)
+        )
+        return cells(result, pooling="per_track")
 
     derived, printed = widths(), widths(convention="paper", source_correlation=1.0)
     # All biases are equal here: printed, they cancel; in truth each may have its own sign.
@@ -380,15 +397,15 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 def test_folders_and_rivals_become_tables_and_plots(files, tmp_path):
     results, ratings = files
     rivals = tmp_path / "rivals.csv"
-    given = quality(6)[["track", "system", "pesq"]].rename(columns={"track": "mixture_id"})
-    given.assign(source_index=0, source="ref").to_csv(rivals, index=False)
-    found = correlate(results, ratings, rivals=[rivals], draws=100)
-    assert list(found.labels) == ["ps", "log_pm", "pesq"]
-    again = correlate_stimuli(Stimuli(stimuli(6)), None, CorrelationSettings(draws=100))
-    assert_frame_equal(found.rows, again.rows)
-    out = Path(found.save(tmp_path / "new" / "out"))
+    rival_scores = quality(6)[["track", "system", "pesq"]].rename(columns={"track": "mixture_id"})
+    rival_scores.assign(source_index=0, source="ref").to_csv(rivals, index=False)
+    result = correlate(results, ratings, rivals=[rivals], draws=100)
+    assert list(result.labels) == ["ps", "log_pm", "pesq"]
+    from_tables = correlate_stimuli(Stimuli(stimuli(6)), None, CorrelationSettings(draws=100))
+    assert_frame_equal(result.rows, from_tables.rows)
+    out = Path(result.save(tmp_path / "new" / "out"))
     written = pandas.read_csv(out / "correlations.csv", keep_default_na=False, na_values=["nan"])
-    assert_frame_equal(written, found.rows, check_dtype=False, rtol=1e-7)
+    assert_frame_equal(written, result.rows, check_dtype=False, rtol=1e-7)
     page = (out / "correlations.md").read_text(encoding="utf-8")
     assert "## quality" in page
     assert "| PS radius |" in page
@@ -399,22 +416,24 @@ def test_folders_and_rivals_become_tables_and_plots(files, tmp_path):
     for question in QUESTIONS:
         assert (out / f"correlations_{question}.png").stat().st_size > 5000
     assert len(pandas.read_csv(out / "stimuli.csv")) == 60
-    for shown in (found.summary(), found._repr_html_()):
+    for shown in (result.summary(), result._repr_html_()):
         assert "log PM" in shown
         assert "Intervals resample tracks" in shown
 
 
 def test_what_is_resampled_and_every_reason_is_said():
-    given = quality(4).assign(log_foreign_distance=1.0)
-    given["cluster"] = given["system"]
-    found = correlate_stimuli(Stimuli(given), None, CorrelationSettings(draws=50, cluster="system"))
-    assert {*zip(found.rows["cluster"], found.rows["clusters"])} == {("system", 5)}
-    assert "Intervals resample systems" in found.summary()
-    assert list(found.labels) == ["ps", "log_pm", "pesq"]  # diagnostics wait to be asked for
-    found = correlate_stimuli(Stimuli(quality(1)), ["log_pm"], CorrelationSettings(draws=0))
-    row = cells(found, pooling="pooled")
+    rated_outputs = quality(4).assign(log_foreign_distance=1.0)
+    rated_outputs["cluster"] = rated_outputs["system"]
+    result = correlate_stimuli(
+        Stimuli(rated_outputs), None, CorrelationSettings(draws=50, cluster="system")
+    )
+    assert {*zip(result.rows["cluster"], result.rows["clusters"])} == {("system", 5)}
+    assert "Intervals resample systems" in result.summary()
+    assert list(result.labels) == ["ps", "log_pm", "pesq"]  # diagnostics wait to be asked for
+    result = correlate_stimuli(Stimuli(quality(1)), ["log_pm"], CorrelationSettings(draws=0))
+    row = cells(result, pooling="pooled")
     assert row["reason"] == "no draws: no interval, no p; one cluster: no interval"
-    assert all(reason in found.summary() for reason in row["reason"].split("; "))
+    assert all(reason in result.summary() for reason in row["reason"].split("; "))
 
 
 def test_what_cannot_be_correlated_is_refused(files, tmp_path):
@@ -424,12 +443,12 @@ def test_what_cannot_be_correlated_is_refused(files, tmp_path):
         with pytest.raises(ValueError, match=next(iter(settings))):
             correlate(*files, **settings)
     rivals = tmp_path / "rivals.csv"
-    for text, said in (
+    for text, message in (
         ("pesq\nother,s0,0,1.5\n", "source_index"),
         ("note,pesq\nt0,s0,0,good,bad\nt1,s0,0,,1\n", "line 2"),
     ):
         rivals.write_text(f"mixture_id,system,source_index,{text}")
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             correlate(*files, rivals=[rivals])
 
 
@@ -487,18 +506,18 @@ def test_scores_of_which_lower_is_better_are_turned(tmp_path):
     """Quiet bleed goes with high ratings: that is agreement, and a positive correlation."""
     joined = quality(8)
     joined["bleed_db"] = -20.0 - 0.2 * joined["rating"]
-    found = correlate_stimuli(Stimuli(joined), None, CorrelationSettings(draws=50))
+    result = correlate_stimuli(Stimuli(joined), None, CorrelationSettings(draws=50))
     for pooling in POOLINGS:
-        row = cells(found, measure="bleed_db", pooling=pooling)
+        row = cells(result, measure="bleed_db", pooling=pooling)
         assert (row["srcc"], row["pcc"]) == (pytest.approx(1.0), pytest.approx(1.0))
-    between = found.differences.set_index(["pooling", "method", "measure_a", "measure_b"])
+    between = result.differences.set_index(["pooling", "method", "measure_a", "measure_b"])
     log_pm_less_bleed = between.loc[("per_track", "srcc", "log_pm", "bleed_db"), "difference"]
-    expected = cells(found, measure="log_pm", pooling="per_track")["srcc"] - 1.0
+    expected = cells(result, measure="log_pm", pooling="per_track")["srcc"] - 1.0
     assert log_pm_less_bleed == pytest.approx(expected)
-    assert found.units.query("measure == 'bleed_db'")["srcc"].tolist() == [pytest.approx(1.0)] * 8
-    assert "Lower is better in bleed: the sign is turned" in found.summary()
-    assert "Higher counts as better in pesq" in found.summary()
-    out = Path(found.save(tmp_path))
+    assert result.units.query("measure == 'bleed_db'")["srcc"].tolist() == [pytest.approx(1.0)] * 8
+    assert "Lower is better in bleed: the sign is turned" in result.summary()
+    assert "Higher counts as better in pesq" in result.summary()
+    out = Path(result.save(tmp_path))
     stored = pandas.read_csv(out / "stimuli.csv")["bleed_db"]
     np.testing.assert_allclose(stored, joined["bleed_db"], rtol=1e-8)  # as it was measured
     # Fractions everywhere: no table has per cent.

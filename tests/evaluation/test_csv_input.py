@@ -26,14 +26,14 @@ TABS = TABLE.replace("one, or", "one\t or").replace(",", "\t").replace("0.94", "
 )
 def test_tables_of_spreadsheet_programs_are_read(tmp_path, content):
     (path := tmp_path / "t.csv").write_bytes(content)
-    found = read_csv_table(path, ["mixture_id", "ps"], ["ps", "pm"])
-    assert list(found.columns) == ["mixture_id", "ps", "reason"]
-    assert list(found["mixture_id"]) == ["m 1", "m2", "m3"]
-    assert found["ps"].iloc[0] == 0.94
-    assert found["ps"].iloc[1:].isna().all()
-    assert found["reason"].iloc[2] == "ü"
+    table = read_csv_table(path, ["mixture_id", "ps"], ["ps", "pm"])
+    assert list(table.columns) == ["mixture_id", "ps", "reason"]
+    assert list(table["mixture_id"]) == ["m 1", "m2", "m3"]
+    assert table["ps"].iloc[0] == 0.94
+    assert table["ps"].iloc[1:].isna().all()
+    assert table["reason"].iloc[2] == "ü"
     stated = content.startswith(b"sep=")
-    assert list(found.index - stated) == [2, 4, 5]  # rows as a spreadsheet counts them
+    assert list(table.index - stated) == [2, 4, 5]  # rows as a spreadsheet counts them
 
 
 def test_blank_lines_come_first_and_marks_in_a_name_separate_nothing(tmp_path):
@@ -42,7 +42,7 @@ def test_blank_lines_come_first_and_marks_in_a_name_separate_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "fragments"),
     [
         (b"a,b\n1,x\n", ["'ps'", "'a', 'b'"]),
         (b'a,ps\n1,2\n3,"0,94"\n', ["line 3", "ps", "'0,94'"]),
@@ -59,9 +59,9 @@ def test_blank_lines_come_first_and_marks_in_a_name_separate_nothing(tmp_path):
         (b"", ["is empty"]),
     ],
 )
-def test_what_is_no_table_is_refused_with_its_cause(tmp_path, content, said):
+def test_what_is_no_table_is_refused_with_its_cause(tmp_path, content, fragments):
     (path := tmp_path / "t.csv").write_bytes(content)
     with pytest.raises(TableError) as error:
         read_csv_table(path, ["a", "ps"], ["ps"])
-    for part in [str(path), *said]:
-        assert part in str(error.value)
+    for fragment in [str(path), *fragments]:
+        assert fragment in str(error.value)

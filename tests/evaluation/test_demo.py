@@ -25,13 +25,15 @@ def test_scores_fall_with_the_grade_and_everything_is_written(tmp_path, capsys, 
     rows = pandas.read_csv(out / "scores.csv")
     grades = [grade.name for grade in demo.GRADES]
     assert [*zip(rows["grade"], rows["source"])] == [(g, v) for g in grades for v in demo.VOICES]
-    for _, own in rows.groupby("source"):
+    for _, source_rows in rows.groupby("source"):
         for measure in ("clearance", "fidelity", "ps", "pm", "log_pm"):
-            values = [*own[measure]]
+            values = [*source_rows[measure]]
             assert values == sorted(values, reverse=True)
             assert values[0] - values[2] > 0.1
-        assert own["ps"].iloc[0] > 0.9
-        assert (own["frames"] > 0.8 * own["total_frames"]).all()  # there are few pauses
+        assert source_rows["ps"].iloc[0] > 0.9
+        assert (
+            source_rows["frames"] > 0.8 * source_rows["total_frames"]
+        ).all()  # there are few pauses
     assert all(f"{score:.3f}" in text for score in rows["ps"])
     assert [*load_results(out / "results").systems] == grades
     assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
@@ -39,8 +41,8 @@ def test_scores_fall_with_the_grade_and_everything_is_written(tmp_path, capsys, 
     assert (out / "audio/poor_high_voice.wav").exists()
     # All are at one level, so the mixture is the sum of the references.
     names = ("reference_low_voice", "reference_high_voice", "mixture")
-    low, high, both = (load_audio(out / "audio" / f"{name}.wav")[0] for name in names)
-    torch.testing.assert_close(both, low + high, atol=1e-4, rtol=0.0)
+    low, high, mixed = (load_audio(out / "audio" / f"{name}.wav")[0] for name in names)
+    torch.testing.assert_close(mixed, low + high, atol=1e-4, rtol=0.0)
 
 
 def test_clips_and_what_is_done_to_them():

@@ -26,23 +26,23 @@ MADE = leaky(TRUTH, 0.2) + NOISE
 
 def scored(estimates: Any, references: Any = TRUTH, **settings: Any) -> Any:
     """The table of a report with all four ratios."""
-    given = {"mapss": small_mapss(), "measures": ("bss", "bleed"), **settings}
+    options = {"mapss": small_mapss(), "measures": ("bss", "bleed"), **settings}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return evaluate(estimates=estimates, references=references, **given).scores
+        return evaluate(estimates=estimates, references=references, **options).scores
 
 
 def by_hand(truth: Tensor, made: Tensor) -> dict[str, Any]:
     """What both packages give, and that they agree."""
     waves = truth.double(), made.double()
-    found = fast_bss_eval.bss_eval_sources(*waves, compute_permutation=False)
-    fast = [values.numpy() for values in found[:3]]
+    fast_ratios = fast_bss_eval.bss_eval_sources(*waves, compute_permutation=False)
+    fast = [values.numpy() for values in fast_ratios[:3]]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is deprecated
-        other = mir_eval.separation.bss_eval_sources(
+        slow_ratios = mir_eval.separation.bss_eval_sources(
             truth.double().numpy(), made.double().numpy(), compute_permutation=False
         )
-    np.testing.assert_allclose(fast, other[:3], atol=1e-3)
+    np.testing.assert_allclose(fast, slow_ratios[:3], atol=1e-3)
     return dict(zip(NAMES, fast))
 
 
@@ -95,9 +95,11 @@ def test_alignment_and_channels_that_are_scored_each():
     moved = torch.stack([shift(wave, lag) for wave, lag in zip(late, lags)])
     np.testing.assert_allclose(table["si_sdr"], si_sdr(moved.double(), TRUTH.double()), atol=1e-5)
     assert (scored(late)["si_sdr"] < table["si_sdr"]).all()
-    both = torch.stack([MADE, leaky(TRUTH, 0.5)], 1)
-    table = scored(both, torch.stack([TRUTH, TRUTH], 1), channels="each")
-    means = (si_sdr(both[:, 0].double(), TRUTH.double()) + si_sdr(both[:, 1], TRUTH)) / 2
+    two_channels = torch.stack([MADE, leaky(TRUTH, 0.5)], 1)
+    table = scored(two_channels, torch.stack([TRUTH, TRUTH], 1), channels="each")
+    means = (
+        si_sdr(two_channels[:, 0].double(), TRUTH.double()) + si_sdr(two_channels[:, 1], TRUTH)
+    ) / 2
     np.testing.assert_allclose(table["si_sdr"], means, atol=1e-4)
 
 

@@ -75,8 +75,8 @@ def test_an_engine_that_dies_loses_nothing_that_arrived(tiny, expected, tmp_path
                 raise OSError("the node went away")
             yield function(item)
 
-    said = r"after 4 of 12 pairs .* goes on from there \(the node went away\)"
-    with pytest.raises(RuntimeError, match=f"the engine stopped {said}"):
+    message = r"after 4 of 12 pairs .* goes on from there \(the node went away\)"
+    with pytest.raises(RuntimeError, match=f"the engine stopped {message}"):
         evaluate_set(tiny, out=tmp_path, map=dying, **QUICK)
     assert len([*(tmp_path / "records").glob("*.json")]) == 2
     assert len(load_results(tmp_path).pending) == 8
@@ -228,8 +228,8 @@ def test_workers_of_the_command_line_and_a_dask_cluster(tiny, tmp_path):
     with distributed.LocalCluster(**cluster) as local:
         address = ["--dask", local.scheduler_address]
         assert cli.main([*command, str(tmp_path / "dask"), *address]) == 0
-    here = contents(tmp_path / "here")
-    assert contents(tmp_path / "workers") == contents(tmp_path / "dask") == here
+    expected_files = contents(tmp_path / "here")
+    assert contents(tmp_path / "workers") == contents(tmp_path / "dask") == expected_files
 
 
 @pytest.mark.slow

@@ -28,15 +28,15 @@ MADE: dict[type[BaseException], BaseException] = {
 
 def classes() -> set[type[BaseException]]:
     """All exception classes that the modules of the package define."""
-    found = set()
+    exceptions = set()
     for module in pkgutil.walk_packages(torch_mapss.__path__, "torch_mapss."):
         try:
             members = inspect.getmembers(importlib.import_module(module.name), inspect.isclass)
         except ImportError:  # of a package that is optional
             continue
         defined = [cls for _, cls in members if cls.__module__ == module.name]
-        found |= {cls for cls in defined if issubclass(cls, BaseException)}
-    return found
+        exceptions |= {cls for cls in defined if issubclass(cls, BaseException)}
+    return exceptions
 
 
 def test_all_are_here():
@@ -45,6 +45,10 @@ def test_all_are_here():
 
 @pytest.mark.parametrize("error", MADE.values(), ids=lambda error: type(error).__name__)
 def test_it_is_the_same_afterwards(error):
-    again = pickle.loads(pickle.dumps(error))
-    assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
-    assert getattr(again, "errno", None) == getattr(error, "errno", None)
+    unpickled = pickle.loads(pickle.dumps(error))
+    assert (type(unpickled), str(unpickled), vars(unpickled)) == (
+        type(error),
+        str(error),
+        vars(error),
+    )
+    assert getattr(unpickled, "errno", None) == getattr(error, "errno", None)

@@ -28,19 +28,24 @@ def test_frames_of_excerpts_are_those_of_the_whole():
     references[:, 32_000:64_000] *= 0.2
     estimates = leaky(references)
     mapss = MAPSS("mel", measures=("decomposition", "bleed"))
-    whole = mapss(estimates, references)
+    complete = mapss(estimates, references)
     bank = mapss.prepare(references, excerpts=[(0, 16_000), (40_000, 56_000)])
-    part = mapss(estimates, bank)
-    inside = (part.times * RATE + 200 <= 16_000) | (
-        (part.times * RATE - 200 >= 40_000) & (part.times * RATE + 200 <= 56_000)
+    excerpted = mapss(estimates, bank)
+    inside = (excerpted.times * RATE + 200 <= 16_000) | (
+        (excerpted.times * RATE - 200 >= 40_000) & (excerpted.times * RATE + 200 <= 56_000)
     )
     for field in ("clearance", "fidelity"):
-        defined = whole.defined(field) & inside
-        assert torch.equal(part.defined(field), defined)
+        defined = complete.defined(field) & inside
+        assert torch.equal(excerpted.defined(field), defined)
         # Copies are levelled by what is heard of them, which moves single frames a little.
-        near(part.of(field)[defined], whole.of(field)[defined], rtol=0, atol=0.05)
-        near(part.of(field)[defined].mean(), whole.of(field)[defined].mean(), rtol=0, atol=0.01)
-    near(part.bleed_db, whole.bleed_db, equal_nan=True)
+        near(excerpted.of(field)[defined], complete.of(field)[defined], rtol=0, atol=0.05)
+        near(
+            excerpted.of(field)[defined].mean(),
+            complete.of(field)[defined].mean(),
+            rtol=0,
+            atol=0.01,
+        )
+    near(excerpted.bleed_db, complete.bleed_db, equal_nan=True)
 
 
 @pytest.mark.parametrize(
@@ -65,12 +70,12 @@ def test_no_excerpt_is_pushed_out_of_what_plays(draw):
         begin, end = map(float, text.split("-"))
         assert (begin + end) / 2 + 0.5 >= 7.0
         assert begin < 10.0
-    whole = torch_mapss.evaluate(**common).scores
+    complete = torch_mapss.evaluate(**common).scores
     scores = report.scores
     for name in ("clearance", "fidelity"):  # of dither the fidelity would be half as much
-        assert ((scores[name] - whole[name]).abs() < 4 * scores[f"{name}_se"] + 0.05).all()
+        assert ((scores[name] - complete[name]).abs() < 4 * scores[f"{name}_se"] + 0.05).all()
     assert scores["bleed_db"].tolist() == pytest.approx(
-        whole["bleed_db"].tolist(), abs=0.01, nan_ok=True
+        complete["bleed_db"].tolist(), abs=0.01, nan_ok=True
     )
     assert "bleed_db_se" not in scores
 

@@ -30,7 +30,7 @@ def touch(root: Path, *names: str) -> str:
 
 
 def grid(outer: Sequence[str], inner: Sequence[str], form: str = "{}/{}.wav") -> list[str]:
-    return [form.format(one, other) for one in outer for other in inner]
+    return [form.format(folder, name) for folder in outer for name in inner]
 
 
 def read(root: Path, references: Any, estimates: Any, *forms: str, **options: Any) -> Corpus:
@@ -112,14 +112,14 @@ def test_layouts_of_test_sets(tmp_path, name, template):
     assert tuple(mixture.name for mixture in corpus.mixtures) == tuple(mixtures)
     for mixture in corpus.mixtures:
         assert mixture.sources == tuple(names)
-        parts = (*mixture.name.split("/"),) if name != "one mixture" else ()
+        words = (*mixture.name.split("/"),) if name != "one mixture" else ()
         for source, *paths in zip(names, mixture.references, mixture.systems["A"], strict=True):
             for path in map(str, paths):
                 assert Path(path).is_file()
-                assert all(part in path for part in (source, *parts))
-    first = corpus.mixtures[0].mixture
+                assert all(word in path for word in (source, *words))
+    first_mixture = corpus.mixtures[0].mixture
     has = name in ("musdb", "wsj0-2mix", "asteroid", "no names of sources", "one mixture")
-    assert (first is not None and "mix" in first) == has
+    assert (first_mixture is not None and "mix" in first_mixture) == has
     told = "".join(corpus.notes)
     assert ("set aside" in told) == any("mix" in path for path in references)
     assert ("'noise'" in told) == (name == "librimix")
@@ -139,9 +139,9 @@ def test_enhancement_sets_have_noise_as_second_reference(tmp_path):
     corpus = read_folders(clean, {"A": made}, **options)
     assert [m.sources for m in corpus.mixtures] == [("speech", "noise")] * 2
     assert corpus.mixtures[0].systems["A"][1] is None
-    found, rate = soundfile.read(corpus.mixtures[0].references[1])
+    noise_samples, rate = soundfile.read(corpus.mixtures[0].references[1])
     assert rate == 16_000
-    torch.testing.assert_close(torch.tensor(found).float(), noise, atol=1e-6, rtol=0)
+    torch.testing.assert_close(torch.tensor(noise_samples).float(), noise, atol=1e-6, rtol=0)
     stamp = (derived / "1.wav").stat().st_mtime_ns
     read_folders(clean, {"A": made}, **options)
     assert (derived / "1.wav").stat().st_mtime_ns == stamp
@@ -155,9 +155,9 @@ def test_enhancement_sets_have_noise_as_second_reference(tmp_path):
 def test_what_a_system_lacks_throughout_is_null(tmp_path):
     songs, names = ("a", "b"), ("bass", "drums", "vocals")
     truth = touch(tmp_path / "r", *grid(songs, names))
-    whole = touch(tmp_path / "w", *grid(songs, names), "c/bass.wav", "a/other.wav")
+    complete = touch(tmp_path / "w", *grid(songs, names), "c/bass.wav", "a/other.wav")
     voice = touch(tmp_path / "v", *grid(songs, ["vocals"]))
-    corpus = read_folders(truth, {"whole": whole, "voice": voice})
+    corpus = read_folders(truth, {"whole": complete, "voice": voice})
     assert corpus.mixtures[1].systems["voice"] == (None, None, f"{voice}/b/vocals.wav")
     told = "\n".join(corpus.notes)
     assert "'voice': no estimate of 'bass', 'drums'" in told
@@ -165,11 +165,11 @@ def test_what_a_system_lacks_throughout_is_null(tmp_path):
 
 
 def test_sources_are_chosen_by_name(tmp_path):
-    given = tmp_path, grid(("s1", "s2", "noise", "mix"), "abc"), grid(("s1", "s2"), "abc")
+    arguments = tmp_path, grid(("s1", "s2", "noise", "mix"), "abc"), grid(("s1", "s2"), "abc")
     for names in (["noise", "s2", "s1"], ["mix", "s2"]):
-        assert read(*given, sources=names).mixtures[0].sources == tuple(names)
-    assert "'s3'" in refused(*given, sources=["s1", "s3"])
-    assert "two sources" in refused(*given, sources=["s1"])
+        assert read(*arguments, sources=names).mixtures[0].sources == tuple(names)
+    assert "'s3'" in refused(*arguments, sources=["s1", "s3"])
+    assert "two sources" in refused(*arguments, sources=["s1"])
 
 
 @pytest.mark.parametrize(
@@ -181,15 +181,15 @@ def test_mixtures_may_have_sources_of_their_own(tmp_path, layout, template):
     files = grid(("t1",), ("vocals", "bass"), layout) + grid(("t2",), ("vocals", "guitar"), layout)
     corpus = read(tmp_path, files, files, *([template] * 2 if template else ()))
     assert [m.sources for m in corpus.mixtures] == [("bass", "vocals"), ("guitar", "vocals")]
-    (said,) = [note for note in corpus.notes if "lack" in note]
-    assert "'bass' in 1" in said
-    assert "all have 'vocals'" in said
+    (note_on_lack,) = [note for note in corpus.notes if "lack" in note]
+    assert "'bass' in 1" in note_on_lack
+    assert "all have 'vocals'" in note_on_lack
     assert len(corpus.notes) == 2
 
 
 def test_names_in_two_unicode_forms_are_paired(tmp_path):
-    other, e = (unicodedata.normalize("NFD", text) for text in ("Café", "é"))
-    files = grid(("Café", "b", "c"), ("é", "x")), grid((other, "b", "c"), (e, "x"))
+    decomposed_name, e = (unicodedata.normalize("NFD", text) for text in ("Café", "é"))
+    files = grid(("Café", "b", "c"), ("é", "x")), grid((decomposed_name, "b", "c"), (e, "x"))
     corpus = read(tmp_path, *files, sources=[e, "x"])
     assert len(corpus.mixtures) == 3
     for mixture in corpus.mixtures:
@@ -245,8 +245,8 @@ REFUSED: dict[str, tuple[list[str], list[str], str, str]] = {
 def test_what_is_refused(tmp_path, name):
     references, estimates, forms, words = REFUSED[name]
     text = refused(tmp_path, references, estimates, *(forms.split("|") if forms else ()))
-    for part in words.split("|"):
-        assert part in text
+    for fragment in words.split("|"):
+        assert fragment in text
 
 
 def test_the_command_says_what_it_understood(tmp_path, capsys):
@@ -254,15 +254,15 @@ def test_the_command_says_what_it_understood(tmp_path, capsys):
         for name, wave in zip(("vocals", "drums"), sources(2, 0.3, seed=k)):
             write(tmp_path / "refs" / f"song{k}" / f"{name}.wav", wave)
             write(tmp_path / "outA" / f"song{k}_{name}.wav", wave * 0.9)
-    given = ["evaluate", "--references", f"{tmp_path}/refs", "--encoder", "mel"]
-    given += ["--measures", "bleed", "--out", str(tmp_path / "out"), "--system"]
-    assert cli.main([*given, f"A={tmp_path}/outA/{{mixture}}_{{source}}.wav"]) == 0
+    arguments = ["evaluate", "--references", f"{tmp_path}/refs", "--encoder", "mel"]
+    arguments += ["--measures", "bleed", "--out", str(tmp_path / "out"), "--system"]
+    assert cli.main([*arguments, f"A={tmp_path}/outA/{{mixture}}_{{source}}.wav"]) == 0
     out, err = capsys.readouterr()
     assert "2 mixtures of the 2 sources 'drums', 'vocals'" in err
     assert out.splitlines()[2].split()[0] == "A"
-    for more, said in (
+    for arguments_of_case, message in (
         (["A=x", "A=y"], "another name for every system, got A=x, A=y"),
         (["A=x", "--", "m.json"], "either a MANIFEST, or --references"),
     ):
-        assert cli.main([*given, *more]) == 2
-        assert said in capsys.readouterr().err
+        assert cli.main([*arguments, *arguments_of_case]) == 2
+        assert message in capsys.readouterr().err

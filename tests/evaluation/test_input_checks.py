@@ -56,7 +56,9 @@ GIVEN = torch.stack([*THREE[:2], THREE.sum(0)])  # one source has no file of its
 BOTH, UNEVEN = THREE[1] + THREE[2], 0.6 * THREE[1] + 1.3 * THREE[2]
 NAMES = ["vocals", "drums", "bass", "accompaniment"]
 EVERY = torch.stack([THREE.sum(0), *THREE])  # the mixture under another name
-SUMS = [torch.stack([*THREE, both]) for both in (BOTH, UNEVEN, BOTH + 0.05 * THREE[0].flip(0))]
+SUMS = [
+    torch.stack([*THREE, combined]) for combined in (BOTH, UNEVEN, BOTH + 0.05 * THREE[0].flip(0))
+]
 CASES: list[tuple[str, Tensor, Tensor, str | None, dict[str, Any]]] = [
     ("faint", MADE * torch.tensor([[1e-4], [1.0]]), TRUTH, "'estimate 1' lies 8", {}),
     ("rate", TRUTH, TRUTH, None, {}),
@@ -96,8 +98,8 @@ CASES: list[tuple[str, Tensor, Tensor, str | None, dict[str, Any]]] = [
 def test_what_is_told_of_arrays(mapss, kind, estimates, references, words, options):
     told = "; ".join(found(scored(mapss, estimates, references, measures="bleed", **options), kind))
     assert bool(told) == (words is not None)
-    for part in (words or "").split("|"):
-        assert part in told
+    for fragment in (words or "").split("|"):
+        assert fragment in told
 
 
 def test_channels_that_cancel_are_named(tmp_path, mapss):
@@ -128,9 +130,12 @@ def test_low_rates_are_told(tmp_path, mapss):
 @pytest.mark.parametrize("rate", [1000, 3999, 400_000])
 def test_absurd_rates_are_refused(tmp_path, mapss, rate):
     paths = [write(tmp_path / f"{k}.wav", wave, rate) for k, wave in enumerate(TRUTH)]
-    for given, more, said in ((TRUTH, {"sample_rate": rate}, "sample_rate"), (paths, {}, "0.wav'")):
-        with pytest.raises(ValueError, match=f"{said}.* must be .*{rate}"):
-            evaluate(estimates=given, references=given, mapss=mapss, **more)
+    for samples, options, message in (
+        (TRUTH, {"sample_rate": rate}, "sample_rate"),
+        (paths, {}, "0.wav'"),
+    ):
+        with pytest.raises(ValueError, match=f"{message}.* must be .*{rate}"):
+            evaluate(estimates=samples, references=samples, mapss=mapss, **options)
     with pytest.raises(ValueError, match=f"sample_rate.* must be .*{rate}"):
         MAPSS("mel", sample_rate=rate)
 
@@ -160,16 +165,16 @@ def test_muted_frames_are_counted_and_bounded_means_resist_them(mapss):
     report = scored(mapss, made)
     starts = torch.arange(len(report.times)) * 320
     inside = (starts >= 3000) & (starts + 400 <= 5000) & report.active[0]
-    muted, whole = report.rows[0], scored(mapss, MADE).rows[0]
+    muted, unmuted = report.rows[0], scored(mapss, MADE).rows[0]
     assert muted.muted_frames == int(inside.sum()) > 0
-    assert muted.log_pm_compressed > 5 * whole.log_pm_compressed
-    assert muted.log_pm < 10 * whole.log_pm
+    assert muted.log_pm_compressed > 5 * unmuted.log_pm_compressed
+    assert muted.log_pm < 10 * unmuted.log_pm
 
 
 @pytest.mark.parametrize("delay", [40.0, -30.0])
 def test_alignment_removes_a_lag_and_what_it_leaves_bare(mapss, delay):
-    given = late(TRUTH, delay)
-    report, left = scored(mapss, given, align="shift", bounds=True), scored(mapss, given)
+    delayed = late(TRUTH, delay)
+    report, left = scored(mapss, delayed, align="shift", bounds=True), scored(mapss, delayed)
     assert [(row.lag_ms, row.shift_ms) for row in left.rows] == [(delay, 0.0)] * 2
     assert [(row.lag_ms, row.shift_ms) for row in report.rows] == [(delay, delay)] * 2
     assert not found(report, "lag")
@@ -250,7 +255,7 @@ def test_an_absent_target(mapss):
 
 def test_texts_name_only_what_was_computed(mapss):
     (made := MADE.clone())[1] = 0.0
-    for measures, said in (("decomposition", False), ("match", True)):
+    for measures, mentions_match in (("decomposition", False), ("match", True)):
         (text,) = found(scored(mapss, made, measures=measures), "silent")
-        assert ("log PM" in text) == said
+        assert ("log PM" in text) == mentions_match
         assert "otherwise silence would score well" in text

@@ -88,9 +88,9 @@ def test_names_of_files_are_safe_and_unlike():
         assert (name[0] == ".", name[-1] in " .") == (False, False)
         assert name.split(".")[0].lower() not in ("con", "aux")
     assert io.file_name("song 1-a_b") == "song 1-a_b"
-    one, other = (unicodedata.normalize(form, "Café Olé") for form in ("NFC", "NFD"))
-    assert io.same_name(one) == io.same_name(other)
-    assert io.file_name(one) == io.file_name(other)
+    composed, decomposed = (unicodedata.normalize(form, "Café Olé") for form in ("NFC", "NFD"))
+    assert io.same_name(composed) == io.same_name(decomposed)
+    assert io.file_name(composed) == io.file_name(decomposed)
 
 
 def test_display_names():

@@ -57,12 +57,12 @@ def test_kills_at_random_moments_change_nothing(tmp_path, kills, seconds):
     process.communicate(timeout=300)
     assert process.returncode == 0
     row = (time.monotonic() - begun) / (2 * MIXTURES)  # takes about as long
-    found, run = 0, 0
-    while found < kills:
+    killed, run = 0, 0
+    while killed < kills:
         # A run takes as many kills as it has rows to give; then the next one begins.
         out = tmp_path / f"out{run}"
         run += 1
-        while found < kills and len(kept := finished_rows(out)) < 2 * MIXTURES:
+        while killed < kills and len(kept := finished_rows(out)) < 2 * MIXTURES:
             # While the program loads, within a row, or between two of them.
             early = chance.random() < 0.25
             process = started(manifest, out)
@@ -70,10 +70,13 @@ def test_kills_at_random_moments_change_nothing(tmp_path, kills, seconds):
             time.sleep(chance.uniform(0.0, loading if early else 2.0 * row))
             process.send_signal(signal.SIGKILL)
             process.communicate()
-            found += process.returncode == -signal.SIGKILL
+            killed += process.returncode == -signal.SIGKILL
             assert finished_rows(out) >= kept
         process = started(manifest, out)
         assert process.communicate(timeout=300)[1].decode(errors="replace") == ""
         assert process.returncode == 0
-        for name in (*FILES, *(f"frames/m{place}.npz" for place in range(MIXTURES))):
+        for name in (
+            *FILES,
+            *(f"frames/m{mixture_index}.npz" for mixture_index in range(MIXTURES)),
+        ):
             assert (out / name).read_bytes() == (once / name).read_bytes()

@@ -40,7 +40,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def many(results: Results) -> Results:
+def many_results(results: Results) -> Results:
     """Results of many mixtures with scores of a skewed distribution."""
     rng = np.random.default_rng(0)
     rows = [
@@ -53,24 +53,27 @@ def many(results: Results) -> Results:
     return Results(**{**vars(results), "scores": DataFrame(rows)})
 
 
-def test_stimuli_span_the_measures(many):
+def test_stimuli_span_the_measures(many_results):
     """More of 16 cells of ranks hold a stimulus than where pages are drawn by lot."""
-    ranks = many.scores[spanned(many)].rank(method="first").to_numpy() - 1
-    cells = dict(zip(many.scores["estimate"], map(tuple, 16 * ranks // (4 * len(ranks)))))
+    ranks = many_results.scores[spanned(many_results)].rank(method="first").to_numpy() - 1
+    cells = dict(zip(many_results.scores["estimate"], map(tuple, 16 * ranks // (4 * len(ranks)))))
 
     def spread(pages: Any) -> int:
         return len({cells[row["estimate"]] for rows in pages for row in rows})
 
-    rng, everything = np.random.default_rng(0), choose(many, 60)
+    rng, everything = np.random.default_rng(0), choose(many_results, 60)
     drawn = [rng.choice(60, 8, replace=False) for _ in range(50)]
-    chosen = spread(choose(many, 8))
+    chosen = spread(choose(many_results, 8))
     assert chosen >= 14
-    assert chosen > np.mean([spread([everything[k] for k in own]) for own in drawn]) + 1.5
+    assert (
+        chosen
+        > np.mean([spread([everything[k] for k in page_indices]) for page_indices in drawn]) + 1.5
+    )
 
 
-def test_choice_is_seeded_and_bounded(results, many, monkeypatch):
-    assert choose(many, 5) == choose(many, 5)
-    assert choose(many, 5) != choose(many, 5, seed=1)
+def test_choice_is_seeded_and_bounded(results, many_results, monkeypatch):
+    assert choose(many_results, 5) == choose(many_results, 5)
+    assert choose(many_results, 5) != choose(many_results, 5, seed=1)
     assert len(choose(results, 50)) == 6  # three mixtures of two sources
     monkeypatch.setattr(listen, "_MOST", 2)
     assert all(len(rows) == 2 for rows in choose(results, 4))
@@ -85,9 +88,9 @@ def test_a_hidden_reference_of_the_results_is_no_condition(folder, tmp_path):
     """Whether it is the file of the reference or a copy of it."""
     path, truth = folder.parent / "manifest.json", folder.parent / "m0" / "truth"
     entries = json.loads(path.read_text(encoding="utf-8"))[:1]
-    for there in (truth, Path(shutil.copytree(truth, tmp_path / "copy"))):
-        files = [f"{there}/{source}.wav" for source in "ab"]
-        entries[0]["systems"][f"control:{there.name}"] = files
+    for truth_folder in (truth, Path(shutil.copytree(truth, tmp_path / "copy"))):
+        files = [f"{truth_folder}/{source}.wav" for source in "ab"]
+        entries[0]["systems"][f"control:{truth_folder.name}"] = files
     listed = save_manifest(path.parent, entries, "controls.json")
     score_set(listed, tmp_path / "out", measures="decomposition")
     for page in choose(load_results(tmp_path / "out")):
@@ -105,8 +108,8 @@ def test_sounds_have_one_loudness_and_the_key_tells_what_they_are(made, results)
     key = rows_of(made / "stimuli.csv")
     scored = {(r["mixture_id"], r["system"], r["source"]): r for r in records(results.scores)}
     pages = [key[k : k + 5] for k in range(0, len(key), 5)]
-    assert {own[0]["role"] for own in pages} == {"hidden_reference"}
-    assert len({tuple(row["system"] for row in own) for own in pages}) > 1  # drawn anew
+    assert {page[0]["role"] for page in pages} == {"hidden_reference"}
+    assert len({tuple(row["system"] for row in page) for page in pages}) > 1  # drawn anew
     for row in key:
         assert not any(name in row["file"] for name in (*SYSTEMS, "m0", "m1", "m2"))
         heard, rate = soundfile.read(made / row["file"], dtype="float32")
@@ -116,13 +119,13 @@ def test_sounds_have_one_loudness_and_the_key_tells_what_they_are(made, results)
         paths = results.audio(row["mixture_id"])
         path = paths.references[paths.sources.index(row["source"])]
         if row["role"] == "system":
-            known = scored[row["mixture_id"], row["system"], row["source"]]
-            path = results.locate(known["estimate"])
+            scored_row = scored[row["mixture_id"], row["system"], row["source"]]
+            path = results.locate(scored_row["estimate"])
             for name in ("clearance", "fidelity", "ps", "log_pm"):
-                assert float(row[name]) == pytest.approx(known[name], rel=1e-5)
-        given, _ = soundfile.read(path, dtype="float32")
-        gain = heard @ given / (given @ given)
-        np.testing.assert_allclose(heard, gain * given, atol=1e-6)
+                assert float(row[name]) == pytest.approx(scored_row[name], rel=1e-5)
+        original, _ = soundfile.read(path, dtype="float32")
+        gain = heard @ original / (original @ original)
+        np.testing.assert_allclose(heard, gain * original, atol=1e-6)
 
 
 def test_a_peak_lowers_its_whole_page(results, tmp_path, monkeypatch):
@@ -150,13 +153,13 @@ OPTIONS = {
 
 def test_configurations_have_all_documented_options_and_name_what_is_there(made):
     for question, text in QUESTIONS.items():
-        found = yaml.safe_load((made / f"{question}.yaml").read_text(encoding="utf-8"))
-        assert found["testId"] == f"mapss-{question}"
-        welcome, volume, (word, *pages), end = found["pages"]
-        for record in (found, welcome, volume, *pages, end):
+        configuration = yaml.safe_load((made / f"{question}.yaml").read_text(encoding="utf-8"))
+        assert configuration["testId"] == f"mapss-{question}"
+        welcome, volume, (word, *pages), end = configuration["pages"]
+        for record in (configuration, welcome, volume, *pages, end):
             assert {*record} == {*OPTIONS[record.get("type", "")].split()}
         assert (welcome["type"], volume["type"], end["type"]) == ("generic", "volume", "finish")
-        assert (end["writeResults"], word, found["bufferSize"]) == (True, "random", 2048)
+        assert (end["writeResults"], word, configuration["bufferSize"]) == (True, "random", 2048)
         ids = dict.fromkeys(row["page"] for row in rows_of(made / "stimuli.csv"))
         assert [page["id"] for page in pages] == [*ids]
         for page in pages:
@@ -168,41 +171,43 @@ def test_configurations_have_all_documented_options_and_name_what_is_there(made)
 
 
 def test_nothing_is_left_where_a_file_is_missing_or_broken(folder, results, tmp_path, capsys):
-    there = Path(results.locate(choose(results, 2)[-1][0]["reference"]))
-    content, old = there.read_bytes(), tmp_path / "old"
-    old.mkdir()
-    (old / "ratings.csv").write_text("mine")
+    reference_path = Path(results.locate(choose(results, 2)[-1][0]["reference"]))
+    content, existing = reference_path.read_bytes(), tmp_path / "old"
+    existing.mkdir()
+    (existing / "ratings.csv").write_text("mine")
     command = ["listen", str(folder), "--quiet", "--pages", "2", "--out"]
     try:
         for broken in (b"RIFF nonsense", None):
-            there.write_bytes(broken) if broken else there.unlink()
-            for out in (tmp_path / "new", old):
+            reference_path.write_bytes(broken) if broken else reference_path.unlink()
+            for out in (tmp_path / "new", existing):
                 assert cli.main([*command, str(out)]) == 2
-                assert str(there) in capsys.readouterr().err
+                assert str(reference_path) in capsys.readouterr().err
     finally:
-        there.write_bytes(content)
+        reference_path.write_bytes(content)
     assert [path.name for path in tmp_path.rglob("*")] == ["old", "ratings.csv"]
     # A folder that is there keeps what is in it, and gets the whole test.
-    assert cli.main([*command, str(old)]) == 0
+    assert cli.main([*command, str(existing)]) == 0
     names = {"ratings.csv", "stimuli.csv", "audio", *(f"{name}.yaml" for name in QUESTIONS)}
-    assert {path.name for path in old.iterdir()} == names
-    assert len([*(old / "audio").iterdir()]) == 10
+    assert {path.name for path in existing.iterdir()} == names
+    assert len([*(existing / "audio").iterdir()]) == 10
 
 
 def test_excerpts_have_their_own_scores(results, tmp_path):
     write_test(results, choose(results, 2), tmp_path, seconds=0.4)
     for row in rows_of(tmp_path / "stimuli.csv"):
-        start, end = float(row["start_s"]), float(row["end_s"])
-        assert end - start == pytest.approx(0.4)
+        begin, end = float(row["start_s"]), float(row["end_s"])
+        assert end - begin == pytest.approx(0.4)
         wave, rate = soundfile.read(tmp_path / row["file"])
         assert len(wave) == pytest.approx(0.4 * rate, abs=1)
         if row["role"] == "system":
             frames = results.frames(row["mixture_id"])
             active, _, scores = frames.systems[row["system"]]
-            place = results.audio(row["mixture_id"]).sources.index(row["source"])
-            inside = (frames.times >= start) & (frames.times <= end) & active[place]
-            assert float(row["ps"]) == pytest.approx(scores["ps"][place][inside].mean(), rel=1e-5)
-            worse = 1.0 - scores["fidelity"][place][inside].astype(float)
+            source_index = results.audio(row["mixture_id"]).sources.index(row["source"])
+            inside = (frames.times >= begin) & (frames.times <= end) & active[source_index]
+            assert float(row["ps"]) == pytest.approx(
+                scores["ps"][source_index][inside].mean(), rel=1e-5
+            )
+            worse = 1.0 - scores["fidelity"][source_index][inside].astype(float)
             rms = np.sqrt(np.nanmean(worse**2))
             assert float(row["fidelity"]) == pytest.approx(1.0 - rms, rel=1e-5)
 
@@ -214,8 +219,8 @@ def answers(path: Path, key: DataFrame, scores: Any) -> Path:
     """``mushra.csv`` as webMUSHRA's service writes it, of two listeners; a page has an anchor."""
     cells = [*zip(key["page"], key["condition"]), (key["page"].iloc[0], "anchor35")]
     rows = [
-        f"mapss-quality,{who},30,{page},{condition},{scores(who, page, condition)},1200,"
-        for who in ("ann", "bob")
+        f"mapss-quality,{listener},30,{page},{condition},{scores(listener, page, condition)},1200,"
+        for listener in ("ann", "bob")
         for page, condition in cells
     ]
     header = HEADER.format("email,age,") + ",rating_time,rating_comment"
@@ -241,10 +246,13 @@ def test_ratings_come_back_under_their_names(made, folder, tmp_path):
     by_place = {(r["track"], r["source"], r["system"]): r for r in rows}
     for stimulus in records(key):
         row = by_place[stimulus["mixture_id"], stimulus["source"], stimulus["system"]]
-        own = [*key.loc[key["page"] == stimulus["page"], "condition"]]
-        own += ["anchor35"] * (stimulus["page"] == key["page"].iloc[0])
-        given = [[given_score(who, stimulus["page"], c) for c in own] for who in ("ann", "bob")]
-        trials = DataFrame(given, columns=own).T
+        conditions = [*key.loc[key["page"] == stimulus["page"], "condition"]]
+        conditions += ["anchor35"] * (stimulus["page"] == key["page"].iloc[0])
+        scores_by_listener = [
+            [given_score(listener, stimulus["page"], c) for c in conditions]
+            for listener in ("ann", "bob")
+        ]
+        trials = DataFrame(scores_by_listener, columns=conditions).T
         scores = trials.loc[stimulus["condition"]]
         norms = 100 * (scores - trials.min()) / (trials.max() - trials.min())
         assert (row["question"], row["role"]) == ("quality", stimulus["role"])
@@ -269,8 +277,8 @@ def test_ratings_come_back_under_their_names(made, folder, tmp_path):
 def test_who_a_listener_is(made, tmp_path, recwarn, form, sessions, listeners, warning):
     key = read_key(made / "stimuli.csv")[:3]
     rows = [
-        f"mapss-quality,{who}{row['page']},{row['condition']},{score}"
-        for who, score in zip(sessions, (40, 45, 60))
+        f"mapss-quality,{listener}{row['page']},{row['condition']},{score}"
+        for listener, score in zip(sessions, (40, 45, 60))
         for row in records(key)
     ]
     (path := tmp_path / "m.csv").write_text("\n".join([HEADER.format(form), *rows]) + "\n")
@@ -281,14 +289,18 @@ def test_who_a_listener_is(made, tmp_path, recwarn, form, sessions, listeners, w
     assert stimuli["mean_rating"][0] == pytest.approx(expected)
     assert math.isnan(stimuli["mean_norm"][0])  # all alike on every page
     assert {*single["listener"]} == {name.format(path) for name in listeners}
-    told = [str(one.message) for one in recwarn if one.category is UserWarning]
+    told = [
+        str(warning_record.message)
+        for warning_record in recwarn
+        if warning_record.category is UserWarning
+    ]
     assert len(told) == (warning is not None)
     assert all(str(warning) in text for text in told)
 
 
 def test_ratings_of_another_test_are_refused(folder, tmp_path, capsys):
     make = ["listen", str(folder), "--pages", "2", "--quiet", "--out"]
-    out, other = tmp_path / "t", tmp_path / "other"
+    out, other_folder = tmp_path / "t", tmp_path / "other"
     assert cli.main([*make, str(out)]) == 0
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     assert cli.main([*make, str(out), "--seed", "5"]) == 2
@@ -300,12 +312,12 @@ def test_ratings_of_another_test_are_refused(folder, tmp_path, capsys):
     (out / "stimuli.csv").write_text(key.replace(",", ";"), encoding="utf-8-sig")
     assert cli.main([*make, str(out)]) == 0
     assert (out / "stimuli.csv").read_bytes() == before[out / "stimuli.csv"]
-    assert cli.main([*make, str(other), "--seed", "5"]) == 0
+    assert cli.main([*make, str(other_folder), "--seed", "5"]) == 0
     path = answers(tmp_path / "mushra.csv", read_key(out / "stimuli.csv"), lambda *_: 40)
     read = ["listen", str(folder), "--quiet", "--ratings", str(path), "--out"]
-    assert cli.main([*read, str(other)]) == 2
+    assert cli.main([*read, str(other_folder)]) == 2
     assert "of another test" in capsys.readouterr().err
-    assert not (other / "ratings.csv").exists()
+    assert not (other_folder / "ratings.csv").exists()
     assert cli.main([*read, str(out)]) == 0
 
 

@@ -42,7 +42,7 @@ def test_broken_manifests(tmp_path, text, message):
     with pytest.raises(ManifestError) as error:
         load_manifest(path)
     told = str(error.value)
-    assert all(part in told for part in (message, "m.json"))
+    assert all(fragment in told for fragment in (message, "m.json"))
     if SHOWN in told:
         for name in ("a", "b", "a_est", "b_est"):
             write(tmp_path / f"{name}.wav", torch.zeros(800))

@@ -42,7 +42,7 @@ CASES = [case(file, kind) for file in FILES for kind in KINDS]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a test set, its results and ratings of them."""
     root = tmp_path_factory.mktemp("whole")
     manifest = write_manifest(root / "set", 2)
@@ -59,8 +59,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def copied(whole: Path, tmp_path: Path) -> Path:
-    shutil.copytree(whole, tmp_path / "copy")
+def copied(results_folder: Path, tmp_path: Path) -> Path:
+    shutil.copytree(results_folder, tmp_path / "copy")
     return tmp_path / "copy"
 
 

@@ -60,14 +60,14 @@ def test_axes_are_where_the_points_are():
     figure = plots.system_boxes({"ps": ceiling}, ranking_of(ceiling, "ps"), "ps", "95 %")
     low, high = figure.axes[0].get_ylim()
     assert low < 1.0 < high < 1.02
-    both = {"ps": near, "log_pm": pandas.DataFrame({"a": [-8.0, -9.0], "b": [-11.0, -12.0]})}
-    ranking = pandas.concat([ranking_of(table, name) for name, table in both.items()])
-    (ax,) = plots.system_scatter(both, ranking, "ps", "log_pm", "95 %").axes
+    tables = {"ps": near, "log_pm": pandas.DataFrame({"a": [-8.0, -9.0], "b": [-11.0, -12.0]})}
+    ranking = pandas.concat([ranking_of(table, name) for name, table in tables.items()])
+    (ax,) = plots.system_scatter(tables, ranking, "ps", "log_pm", "95 %").axes
     assert ax.get_yscale() == "linear"  # one decade has enough labels
     assert -13.0 < ax.get_ylim()[0] < -12.0
     assert not any(line.get_visible() for line in [*ax.get_xgridlines(), *ax.get_ygridlines()])
-    both["log_pm"] *= [1.0, 1000.0]
-    (ax,) = plots.system_scatter(both, ranking, "ps", "log_pm", "95 %").axes
+    tables["log_pm"] *= [1.0, 1000.0]
+    (ax,) = plots.system_scatter(tables, ranking, "ps", "log_pm", "95 %").axes
     assert ax.get_yscale() == "symlog"
 
 
@@ -90,18 +90,18 @@ def test_tracks_of_a_correlation_have_a_legend():
 def test_frame_scores_with_gaps_bands_and_gradients():
     values = torch.rand(8, requires_grad=True) * 0.5
     holes = values.masked_fill(torch.tensor([0, 0, 1, 0, 1, 0, 1, 0]).bool(), torch.nan)
-    ax, other = Figure().subplots(1, 2)
+    ax, ax_of_gradients = Figure().subplots(1, 2)
     widths = {"ps": torch.full((8,), 0.7)}
     plots.plot_scores(ax, TIMES, {"ps": values, "pm": holes}, widths)
-    whole, broken = ax.lines
-    np.testing.assert_allclose(whole.get_xdata(), TIMES.numpy())
+    unbroken, broken = ax.lines
+    np.testing.assert_allclose(unbroken.get_xdata(), TIMES.numpy())
     np.testing.assert_array_equal(np.isnan(broken.get_ydata()), holes.isnan().numpy())
     assert broken.get_marker() == "."  # a frame between two gaps would be invisible as a line
     outline = ax.collections[0].get_paths()[0].vertices  # a band stays within the range
     assert (outline[:, 1].min(), outline[:, 1].max() <= 1.0) == (0.0, True)
     assert (ax.get_ylim(), ax.get_ylabel(), ax.get_xlabel()) == ((0, 1), "PS\nPM", "time (s)")
-    plots.plot_scores(other, TIMES, {"pm": holes})  # alone it keeps its colour
-    assert other.lines[0].get_color() == broken.get_color() != whole.get_color()
+    plots.plot_scores(ax_of_gradients, TIMES, {"pm": holes})  # alone it keeps its colour
+    assert ax_of_gradients.lines[0].get_color() == broken.get_color() != unbroken.get_color()
 
 
 def test_report_has_scores_above_the_spectrogram_of_each_source(report):

@@ -42,42 +42,42 @@ def ps_of(report: Report) -> list[float]:
 
 def test_files_score_as_the_pipeline_does(tmp_path, mapss):
     references, estimates = write_all(tmp_path / "t", TRUTH), write_all(tmp_path / "m", MADE)
-    found, scores = scored(mapss, estimates, references), mapss(MADE, TRUTH)
+    report, scores = scored(mapss, estimates, references), mapss(MADE, TRUTH)
     for name in ("ps", "pm", "log_pm", "clearance", "attributed_distance", "foreign_distance"):
-        values = getattr(found, name)
-        assert torch.equal(values[found.active], getattr(scores, name)[0][scores.active[0]])
-        assert values[~found.active].isnan().all()
-    assert torch.equal(found.active, scores.active[0])
-    assert torch.equal(found.times, scores.times)
+        values = getattr(report, name)
+        assert torch.equal(values[report.active], getattr(scores, name)[0][scores.active[0]])
+        assert values[~report.active].isnan().all()
+    assert torch.equal(report.active, scores.active[0])
+    assert torch.equal(report.times, scores.times)
     pooled = scores.utterance()
-    for place, row in enumerate(found.rows):
+    for source_index, row in enumerate(report.rows):
         for name in ("ps", "pm", "log_pm", "ps_pesq", "clearance", "fidelity"):
-            assert row[name] == getattr(pooled, name)[0, place].item()
-        foreign = scores.foreign_distance[0, place][scores.active[0, place]].double()
+            assert row[name] == getattr(pooled, name)[0, source_index].item()
+        foreign = scores.foreign_distance[0, source_index][scores.active[0, source_index]].double()
         assert row.foreign_distance == pytest.approx(foreign.mean().item(), rel=1e-6)
         assert row.log_foreign_distance == pytest.approx(foreign.log().mean().item(), rel=1e-6)
-        assert row.frames == int(pooled.frames[0, place]) > 0
-    assert found.notes == ()
+        assert row.frames == int(pooled.frames[0, source_index]) > 0
+    assert report.notes == ()
 
 
 def test_only_what_is_asked_for_is_there(mapss):
-    found = scored(mapss, measures="decomposition")
-    assert [*found.frames] == ["clearance", "fidelity"]
-    assert [*found.means()] == ["clearance", "fidelity", "si_sdr"]
-    assert found.ps is None
-    assert "ps" not in found.rows[0]
+    report = scored(mapss, measures="decomposition")
+    assert [*report.frames] == ["clearance", "fidelity"]
+    assert [*report.means()] == ["clearance", "fidelity", "si_sdr"]
+    assert report.ps is None
+    assert "ps" not in report.rows[0]
     with pytest.raises(AttributeError, match="'ps'"):
-        _ = found.rows[0].ps
+        _ = report.rows[0].ps
 
 
 def test_clearance_and_fidelity_need_no_checkpoint(mapss, tmp_path):
     """Whatever encoder PS and PM would take: here one that is not to be found."""
     nowhere = {"cache_dir": str(tmp_path / "empty"), "local_files_only": True}
-    given = {"estimates": MADE, "references": TRUTH, "measures": "decomposition"}
-    expected = evaluate(**given, encoder="mel").rows[0].clearance
-    assert evaluate(**given, **nowhere).rows[0].clearance == pytest.approx(expected, rel=1e-6)
-    found = evaluate(**given, mapss=MAPSS("wav2vec2-large", **nowhere))
-    assert found.rows[0].clearance == pytest.approx(expected, rel=1e-6)
+    settings = {"estimates": MADE, "references": TRUTH, "measures": "decomposition"}
+    expected = evaluate(**settings, encoder="mel").rows[0].clearance
+    assert evaluate(**settings, **nowhere).rows[0].clearance == pytest.approx(expected, rel=1e-6)
+    report = evaluate(**settings, mapss=MAPSS("wav2vec2-large", **nowhere))
+    assert report.rows[0].clearance == pytest.approx(expected, rel=1e-6)
     paths = write_all(tmp_path, TRUTH)
     entry = {"mixture_id": "m", "references": paths, "systems": {"s": paths}}
     results = evaluate_set([entry], out=tmp_path / "o", measures="decomposition", **nowhere)
@@ -87,11 +87,11 @@ def test_clearance_and_fidelity_need_no_checkpoint(mapss, tmp_path):
 def test_bleed_is_scored_where_only_others_are_active(mapss):
     (truth := sources(2, 1.0))[0, RATE // 2 :] = 0.0
     (made := truth.clone())[0] += 0.1 * truth[1]
-    found = scored(mapss, made, truth, measures="bleed")
-    assert bool(found.bleed_db[0, found.times > 0.52].isfinite().all())
-    assert bool(found.bleed_db[1].isnan().all())
-    assert -25.0 < found.rows[0].bleed_db < -15.0
-    assert f"{found.rows[0].bleed_db:.1f}" in found.summary()
+    report = scored(mapss, made, truth, measures="bleed")
+    assert bool(report.bleed_db[0, report.times > 0.52].isfinite().all())
+    assert bool(report.bleed_db[1].isnan().all())
+    assert -25.0 < report.rows[0].bleed_db < -15.0
+    assert f"{report.rows[0].bleed_db:.1f}" in report.summary()
 
 
 def test_stereo_at_another_rate_scores_as_a_hand_made_mono_file(tmp_path, mapss):
@@ -104,38 +104,38 @@ def test_stereo_at_another_rate_scores_as_a_hand_made_mono_file(tmp_path, mapss)
         write(tmp_path / "stereo" / f"{k}.wav", torch.stack([wave + side, wave - side]), 44_100)
         for k, wave in enumerate(waves)
     ]
-    plain, found = scored(mapss, mono[2:], mono[:2]), scored(mapss, stereo[2:], stereo[:2])
-    for one, other in zip(found.rows, plain.rows):
-        assert (one.ps, one.pm) == pytest.approx((other.ps, other.pm), abs=2e-2)
-    assert found.rows[0].estimate_rate == found.rows[0].reference_rate == 44_100
+    plain, from_stereo = scored(mapss, mono[2:], mono[:2]), scored(mapss, stereo[2:], stereo[:2])
+    for row, mono_row in zip(from_stereo.rows, plain.rows):
+        assert (row.ps, row.pm) == pytest.approx((mono_row.ps, mono_row.pm), abs=2e-2)
+    assert from_stereo.rows[0].estimate_rate == from_stereo.rows[0].reference_rate == 44_100
     for words in ("2 channels averaged", "resampled from 44100 to 16000 Hz"):
-        assert "\n".join(found.notes).count(words) == 4
-    assert "resampled from 44100" in found.summary()
+        assert "\n".join(from_stereo.notes).count(words) == 4
+    assert "resampled from 44100" in from_stereo.summary()
 
 
 def test_lengths_must_agree_but_for_rounding_and_may_be_trimmed(tmp_path, mapss):
     references, estimates = write_all(tmp_path / "t", TRUTH), write_all(tmp_path / "made", MADE)
     high = resample(MADE, RATE, 44_100)[:, :-3]  # one sample less at 16 kHz
     paths = [write(tmp_path / f"{k}.wav", wave, 44_100) for k, wave in enumerate(high)]
-    found = scored(mapss, paths, references)
-    assert any("cut from 8000 to 7999 samples" in note for note in found.notes)
+    report = scored(mapss, paths, references)
+    assert any("cut from 8000 to 7999 samples" in note for note in report.notes)
     shorter = [write(tmp_path / f"{k}.wav", wave[:-6], 44_100) for k, wave in enumerate(high)]
     with pytest.raises(ValueError, match=r"7997 samples .* at 44100 Hz"):
         scored(mapss, shorter, references)
     write(tmp_path / "made" / "b.wav", MADE[1, :7000])
     with pytest.raises(ValueError, match=r"made/b\.wav' has 7000 .*has 8000 samples.*trim"):
         scored(mapss, estimates, references)
-    found = scored(mapss, estimates, references, trim=True)
-    assert ps_of(found) == ps_of(scored(mapss, MADE[:, :7000], TRUTH[:, :7000]))
-    assert any("cut from 8000 to 7000" in note for note in found.notes)
+    report = scored(mapss, estimates, references, trim=True)
+    assert ps_of(report) == ps_of(scored(mapss, MADE[:, :7000], TRUTH[:, :7000]))
+    assert any("cut from 8000 to 7000" in note for note in report.notes)
 
 
 def test_arrays_have_the_rate_that_is_said_and_integers_are_pcm(tmp_path, mapss, plain):
     wide = sources(rate=48_000)
-    found = scored(mapss, leaky(wide).numpy(), wide.numpy(), sample_rate=48_000)
+    report = scored(mapss, leaky(wide).numpy(), wide.numpy(), sample_rate=48_000)
     low = resample(wide, 48_000, RATE)
-    assert ps_of(found) == pytest.approx(ps_of(scored(mapss, leaky(low), low)), abs=1e-4)
-    assert found.rows[0].estimate_rate == 48_000
+    assert ps_of(report) == pytest.approx(ps_of(scored(mapss, leaky(low), low)), abs=1e-4)
+    assert report.rows[0].estimate_rate == 48_000
     pcm = (MADE * 2.0**14).round().to(torch.int16)
     assert ps_of(scored(mapss, pcm)) == ps_of(scored(mapss, pcm / 2.0**15))
     paths = write_all(tmp_path, TRUTH)  # files have a rate of their own
@@ -148,30 +148,32 @@ def test_arrays_have_the_rate_that_is_said_and_integers_are_pcm(tmp_path, mapss,
 
 def test_target_alone_and_permutation(mapss, plain):
     expected = mapss(MADE[1:], TRUTH, attributed=(1,)).utterance().ps[0, 0].item()
-    for found in (scored(mapss, MADE[1:], attributed=(1,)), scored(mapss, [None, MADE[1]])):
-        assert [row.source_index for row in found.rows] == [1]
-        assert found.sources == ("reference 2",)
-        assert found.rows[0].ps == expected
-    found = scored(mapss, MADE.flip(0), permute=True)
-    assert found.attributed == (1, 0)
-    assert found.rows[0].ps == pytest.approx(plain.rows[1].ps, abs=1e-6)
-    assert "estimate 1 -> reference 2" in found.notes[-1]
+    for report in (scored(mapss, MADE[1:], attributed=(1,)), scored(mapss, [None, MADE[1]])):
+        assert [row.source_index for row in report.rows] == [1]
+        assert report.sources == ("reference 2",)
+        assert report.rows[0].ps == expected
+    report = scored(mapss, MADE.flip(0), permute=True)
+    assert report.attributed == (1, 0)
+    assert report.rows[0].ps == pytest.approx(plain.rows[1].ps, abs=1e-6)
+    assert "estimate 1 -> reference 2" in report.notes[-1]
 
 
 def test_sample_frames_scores_so_many(mapss, plain):
     state = torch.get_rng_state()
-    found = scored(mapss, sample_frames=4)
+    report = scored(mapss, sample_frames=4)
     assert torch.equal(state, torch.get_rng_state())
-    assert found.active.any(0).sum() == 4
-    assert torch.equal(found.ps[found.active], plain.ps[found.active])
-    assert "at most 4 frames" in found.summary()
+    assert report.active.any(0).sum() == 4
+    assert torch.equal(report.ps[report.active], plain.ps[report.active])
+    assert "at most 4 frames" in report.summary()
 
 
 def test_utterance_bounds_are_those_of_the_pooling(report, plain, mapss):
     frames = mapss.bounds(MADE, TRUTH)
-    for place, row in enumerate(report.rows):
+    for source_index, row in enumerate(report.rows):
         for name in ("ps", "pm"):
-            radius, tail, _ = (x[0, place][frames.active[0, place]] for x in frames.of(name))
+            radius, tail, _ = (
+                x[0, source_index][frames.active[0, source_index]] for x in frames.of(name)
+            )
             assert row[f"{name}_radius"] == pytest.approx(radius.mean().item(), rel=1e-5)
             # Errors of frames up to four apart may be shared [eq:avg_pool_h].
             width = (5 * tail.square().sum()).sqrt() / len(tail)
@@ -185,20 +187,20 @@ def test_utterance_bounds_are_those_of_the_pooling(report, plain, mapss):
 def test_a_silent_reference_is_undefined_counted_and_left_out(mapss):
     waves = sources(3, 0.4)
     waves[2] = 0.0  # is never active: its estimate has no score, and no bound
-    found = scored(mapss, leaky(waves), waves, bounds=True)
-    assert math.isnan(found.rows[2].ps + found.rows[2].pm)
-    assert found.rows[2].frames == 0
-    assert found.means()["ps"] == pytest.approx((found.rows[0].ps + found.rows[1].ps) / 2)
-    assert "2 of 3 estimates have scored frames" in found.summary()
-    cells = {line.split("  ")[0]: line.split() for line in found.summary().splitlines()}
-    both = [row.ps_radius + row.ps_tail for row in found.rows[:2]]
-    assert f"{sum(both) / 2:.3f}" in cells["mean"]
+    report = scored(mapss, leaky(waves), waves, bounds=True)
+    assert math.isnan(report.rows[2].ps + report.rows[2].pm)
+    assert report.rows[2].frames == 0
+    assert report.means()["ps"] == pytest.approx((report.rows[0].ps + report.rows[1].ps) / 2)
+    assert "2 of 3 estimates have scored frames" in report.summary()
+    cells = {line.split("  ")[0]: line.split() for line in report.summary().splitlines()}
+    widths = [row.ps_radius + row.ps_tail for row in report.rows[:2]]
+    assert f"{sum(widths) / 2:.3f}" in cells["mean"]
     assert cells["reference 3"].count("-") >= 4
 
 
 def test_a_saved_report_is_a_set_of_one(tmp_path, mapss, plain):
-    for system, found in {"mine": plain, "poor": scored(mapss, leaky(TRUTH, 0.6))}.items():
-        folder = found.save(tmp_path / "new" / "nested", system=system)
+    for system, report in {"mine": plain, "poor": scored(mapss, leaky(TRUTH, 0.6))}.items():
+        folder = report.save(tmp_path / "new" / "nested", system=system)
     results = load_results(folder)
     assert (results.mixtures, results.systems) == (("mixture",), ("mine", "poor"))
     assert results.scores.query("system == 'mine'")["ps"].tolist() == pytest.approx(ps_of(plain))
@@ -212,12 +214,12 @@ def test_estimates_in_another_order_are_saved_with_their_own_references(tmp_path
     """With a frame score of each, and under the path of each."""
     paths = write_all(tmp_path, MADE)
     truth = write_all(tmp_path / "truth", TRUTH)
-    found = scored(mapss, paths[::-1], truth, attributed=(1, 0), measures="separation")
-    results = load_results(found.save(tmp_path / "out"))
+    report = scored(mapss, paths[::-1], truth, attributed=(1, 0), measures="separation")
+    results = load_results(report.save(tmp_path / "out"))
     assert [*results.scores["estimate"]] == paths
-    assert [*results.scores["ps"]] == pytest.approx(ps_of(found)[::-1])
+    assert [*results.scores["ps"]] == pytest.approx(ps_of(report)[::-1])
     stored = results.frames("mixture").systems["estimates"].scores["ps"]
-    assert np.array_equal(stored, found.ps.flip(0).numpy(), equal_nan=True)
+    assert np.array_equal(stored, report.ps.flip(0).numpy(), equal_nan=True)
 
 
 def test_the_table_of_frames_holds_every_frame_exactly(tmp_path, report):
@@ -258,22 +260,28 @@ def test_words_names_and_a_small_table(tmp_path, report, mapss):
         assert word in text
     assert {f"{row.ps:.3f}", f"{row.frames}/{row.total_frames}"} <= {*text.split()}
     assert str(report) == text
-    found = scored(mapss, names=iter(["Sängerin <b>", "鼓 & b"]), measures="decomposition")
-    assert found.sources == ("Sängerin <b>", "鼓 & b")
-    assert len(repr(found).splitlines()) == 5
-    assert "2 estimates, 2 references, 24 frames at 16000 Hz" in repr(found)
-    html = found._repr_html_()
+    report_of_names = scored(
+        mapss, names=iter(["Sängerin <b>", "鼓 & b"]), measures="decomposition"
+    )
+    assert report_of_names.sources == ("Sängerin <b>", "鼓 & b")
+    assert len(repr(report_of_names).splitlines()) == 5
+    assert "2 estimates, 2 references, 24 frames at 16000 Hz" in repr(report_of_names)
+    html = report_of_names._repr_html_()
     assert all(name in html for name in ("Sängerin &lt;b&gt;", "鼓 &amp; b"))
     assert (html.count("<b>"), html.count("<tr")) == (0, 4)
-    assert (found == found, found == report, hash(found) == hash(found)) == (True, False, True)
+    assert (
+        report_of_names == report_of_names,
+        report_of_names == report,
+        hash(report_of_names) == hash(report_of_names),
+    ) == (True, False, True)
     paths = [[write(tmp_path / f"{x}{k}/x.wav", TRUTH[k]) for k in (0, 1)] for x in "es"]
-    found = scored(mapss, *paths, measures="separation")  # equal stems are told apart
-    assert found.sources == ("s0/x", "s1/x")
-    assert [clip.name for clip in found.estimates] == ["e0/x", "e1/x"]
+    report_of_names = scored(mapss, *paths, measures="separation")  # equal stems are told apart
+    assert report_of_names.sources == ("s0/x", "s1/x")
+    assert [clip.name for clip in report_of_names.estimates] == ["e0/x", "e1/x"]
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ({"estimates": "x.wav"}, "a list of paths or arrays.*got 'x.wav'"),
         ({"estimates": TRUTH.T}, r"of \(samples, sources\) pass estimates\.T"),
@@ -297,6 +305,6 @@ def test_words_names_and_a_small_table(tmp_path, report, mapss):
         ({"align": "lag"}, "align"),
     ],
 )
-def test_refusals(mapss, given, message):
+def test_refusals(mapss, arguments, message):
     with pytest.raises((TypeError, ValueError, FileNotFoundError), match=message):
-        scored(mapss, **given)
+        scored(mapss, **arguments)

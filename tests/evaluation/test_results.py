@@ -40,10 +40,10 @@ def test_rows_and_frames_are_those_of_single_mixtures(manifest, results):
     folder = manifest.parent / "m1"
     truth, made = ([folder / kind / f"{name}.wav" for name in "ab"] for kind in ("truth", "bad"))
     report = evaluate(references=truth, estimates=made, mapss=small_mapss())
-    found = results.frames("m1")
-    assert [*found.systems] == ["good", "bad"]
-    np.testing.assert_allclose(found.times, report.times.numpy())
-    frames = found.systems["bad"]
+    stored_frames = results.frames("m1")
+    assert [*stored_frames.systems] == ["good", "bad"]
+    np.testing.assert_allclose(stored_frames.times, report.times.numpy())
+    frames = stored_frames.systems["bad"]
     np.testing.assert_array_equal(frames.active, report.active.numpy())
     np.testing.assert_array_equal(frames.attributed, [0, 1])
     assert set(frames.scores) == set(FRAME_SCORES)
@@ -66,13 +66,13 @@ def test_rows_and_frames_are_those_of_single_mixtures(manifest, results):
 def test_rows_are_the_means_of_the_frames(results):
     for row in records(results.scores):
         frames = results.frames(row["mixture_id"]).systems[row["system"]]
-        place = list(frames.attributed).index(row["source_index"])
-        active = frames.active[place]
+        source_index = list(frames.attributed).index(row["source_index"])
+        active = frames.active[source_index]
         assert row["frames"] == active.sum()
-        foreign = frames.scores["foreign_distance"][place][active].astype(float)
+        foreign = frames.scores["foreign_distance"][source_index][active].astype(float)
         means = {"foreign_distance": foreign.mean(), "log_foreign_distance": np.log(foreign).mean()}
-        means |= {n: frames.scores[n][place][active].mean() for n in ("ps", "pm", "log_pm")}
-        means["clearance"] = np.nanmean(frames.scores["clearance"][place])
+        means |= {n: frames.scores[n][source_index][active].mean() for n in ("ps", "pm", "log_pm")}
+        means["clearance"] = np.nanmean(frames.scores["clearance"][source_index])
         for name in means:
             assert row[name] == pytest.approx(means[name], rel=1e-5)
 
@@ -101,20 +101,20 @@ def test_names_paths_hashes_and_the_statement(manifest, results):
     assert results.audio("m1").mixture is None
     assert list(results.frames("m0").systems["bad"].attributed) == [1]
     assert len(results.sha256) == 6 + 11  # references, estimates without the null
-    for path, found in results.sha256.items():
+    for path, digest in results.sha256.items():
         content = (manifest.parent / path).read_bytes()
-        assert found == hashlib.sha256(content).hexdigest()
+        assert digest == hashlib.sha256(content).hexdigest()
     text = results.statement()
     assert text.startswith("2 systems on 3 mixtures (0.0 min; 0 pairs failed), protocol ")
-    for part in (str(results.protocol), "encoder mel", f"torch {torch.__version__}"):
-        assert part in text
+    for fragment in (str(results.protocol), "encoder mel", f"torch {torch.__version__}"):
+        assert fragment in text
 
 
 def test_audio_that_moved_is_found(tmp_path):
     path = write_manifest(tmp_path / "one" / "set", 1, ("x",))
-    one = load_manifest(path)[0]
-    other = load_manifest(write_manifest(tmp_path / "y", 1))[0]._replace(name="other")
-    results = evaluate_set([one, other], out=tmp_path / "both", measures="bleed")
+    entry = load_manifest(path)[0]
+    entry_elsewhere = load_manifest(write_manifest(tmp_path / "y", 1))[0]._replace(name="other")
+    results = evaluate_set([entry, entry_elsewhere], out=tmp_path / "both", measures="bleed")
     assert results is not None  # mixtures of several folders
     assert results.audio("m0").references[0] == str(tmp_path / "one/set/m0/truth/a.wav")
     assert results.audio("other").references[0] == str(tmp_path / "y/m0/truth/a.wav")
@@ -131,31 +131,31 @@ def test_frames_of_added_lost_and_failed_systems(manifest, results, tmp_path):
     entries = json.loads(manifest.read_text(encoding="utf-8"))[1:2]
     systems = entries[0]["systems"]
     entries[0]["systems"] = {"bad": systems["bad"]}
-    first = scored(save_manifest(folder, entries), out, measures="separation")
-    assert [*first.frames("m1").systems] == ["bad"]
+    of_one_system = scored(save_manifest(folder, entries), out, measures="separation")
+    assert [*of_one_system.frames("m1").systems] == ["bad"]
     entries[0]["systems"] = systems
-    both = scored(save_manifest(folder, entries), out, measures="separation")
-    assert [*both.frames("m1").systems] == ["good", "bad"]
+    of_two_systems = scored(save_manifest(folder, entries), out, measures="separation")
+    assert [*of_two_systems.frames("m1").systems] == ["good", "bad"]
     path = Path(frames_path(str(out), "m1"))
     path.write_bytes(path.read_bytes()[:100])  # damaged
     with pytest.raises(ValueError, match="cannot be read as frame scores"):
-        both.frames("m1")
-    again = scored(folder / manifest.name, out, measures="separation").frames("m1")
+        of_two_systems.frames("m1")
+    rescored = scored(folder / manifest.name, out, measures="separation").frames("m1")
     expected = results.frames("m1").systems["bad"].scores["ps"]
-    np.testing.assert_array_equal(again.systems["bad"].scores["ps"], expected)
+    np.testing.assert_array_equal(rescored.systems["bad"].scores["ps"], expected)
     write(folder / "m1/bad/b.wav", torch.zeros(100))
-    found = scored(folder / manifest.name, out, measures="separation")
-    assert [*found.frames("m1").systems] == ["good"]
-    assert list(found.items["status"]) == ["ok", "failed"]
-    assert found.items[["seconds", "ps"]].iloc[1].isna().all()
+    partly_failed = scored(folder / manifest.name, out, measures="separation")
+    assert [*partly_failed.frames("m1").systems] == ["good"]
+    assert list(partly_failed.items["status"]) == ["ok", "failed"]
+    assert partly_failed.items[["seconds", "ps"]].iloc[1].isna().all()
 
 
 def test_trimmed_systems_of_unlike_length_share_a_file(tmp_path):
     path = write_manifest(tmp_path / "set", 1)
     write(tmp_path / "set/m0/good/a.wav", leaky(sources(seconds=0.3))[0, :4000])
-    found = scored(path, tmp_path / "out", trim=True, measures="separation").frames("m0")
-    good, bad = found.systems["good"], found.systems["bad"]
-    assert good.scores["ps"].shape == bad.scores["ps"].shape == (2, len(found.times))
+    frames = scored(path, tmp_path / "out", trim=True, measures="separation").frames("m0")
+    good, bad = frames.systems["good"], frames.systems["bad"]
+    assert good.scores["ps"].shape == bad.scores["ps"].shape == (2, len(frames.times))
     assert not good.active[:, -2:].any()
     assert bad.active[:, -2:].any()
 
@@ -165,9 +165,9 @@ def test_folders_that_are_no_results_are_refused(manifest, results, copied, tmp_
         with pytest.raises(ValueError, match=r"is not a results folder: settings\.json"):
             load_results(folder)
     listed = json.loads((copied / "mixtures.json").read_text())
-    for content, said in (({}, "cannot be read as part of results"), (listed, "format 99")):
+    for content, message in (({}, "cannot be read as part of results"), (listed, "format 99")):
         (copied / "mixtures.json").write_text(json.dumps({**content, "format": 99}))
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             load_results(copied)
     with pytest.raises(ValueError, match="holds no mixture 'm7'; it holds 'm0', 'm1', 'm2'"):
         results.frames("m7")
@@ -180,9 +180,9 @@ def test_folders_that_are_no_results_are_refused(manifest, results, copied, tmp_
 def test_tables_are_exports_and_not_read_back(results, copied):
     for name in ("scores", "items", "summary"):
         (copied / f"{name}.csv").write_text("changed by another program")
-    found = load_results(copied)
+    reloaded = load_results(copied)
     for name in ("scores", "items", "summary"):
-        assert_frame_equal(getattr(found, name), getattr(results, name))
+        assert_frame_equal(getattr(reloaded, name), getattr(results, name))
 
 
 def test_exports_hold_what_the_records_tell(results):
@@ -200,10 +200,10 @@ def test_a_run_under_way_can_be_read(manifest, results, tmp_path):
     partial = score_set(manifest, tmp_path, shard=Shard(2, 3))
     assert partial.pending == (("m0", "good"), ("m0", "bad"), ("m2", "good"), ("m2", "bad"))
     assert not (tmp_path / "scores.csv").exists()
-    found = load_results(tmp_path)
-    whole = results.items.query("mixture_id == 'm1'").reset_index(drop=True)
-    assert_frame_equal(found.items, whole)
-    assert compare(found).measures == compare(results).measures
+    partial_results = load_results(tmp_path)
+    items_so_far = results.items.query("mixture_id == 'm1'").reset_index(drop=True)
+    assert_frame_equal(partial_results.items, items_so_far)
+    assert compare(partial_results).measures == compare(results).measures
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -224,7 +224,7 @@ DAMAGE = {
 @pytest.mark.parametrize("file", ["records/m1.json", "frames/m1.npz"])
 def test_damaged_files_of_its_own_are_made_again(manifest, results, copied, file, damage, capsys):
     """They are named, and only their mixture is scored again."""
-    whole = contents(copied)
+    contents_before = contents(copied)
     path = copied / file
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
     if path.suffix == ".json":
@@ -233,7 +233,7 @@ def test_damaged_files_of_its_own_are_made_again(manifest, results, copied, file
     score_set(manifest, copied, quiet=False)
     told = capsys.readouterr().err
     assert ("m1.json' is damaged" in told) or ("2 pairs are scored again, since they lost" in told)
-    assert contents(copied) == whole
+    assert contents(copied) == contents_before
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "zeroed"])

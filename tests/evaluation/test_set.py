@@ -39,13 +39,15 @@ from torch_mapss.score_table import SCORES
 TABLES = ("scores.csv", "items.csv", "summary.csv")
 
 
-def evaluate_command(path: Path, out: Path, *given: str) -> int:
+def evaluate_command(path: Path, out: Path, *options: str) -> int:
     quick = ("--encoder", "mel", "--bank-size", "10", "--measures", "separation")
-    return cli.main(["evaluate", str(path), "--out", str(out), *quick, *given])
+    return cli.main(["evaluate", str(path), "--out", str(out), *quick, *options])
 
 
-def same_tables(one: Path, other: Path) -> bool:
-    return all((one / name).read_bytes() == (other / name).read_bytes() for name in TABLES)
+def same_tables(folder: Path, other_folder: Path) -> bool:
+    return all(
+        (folder / name).read_bytes() == (other_folder / name).read_bytes() for name in TABLES
+    )
 
 
 @pytest.fixture
@@ -63,10 +65,12 @@ def check_aggregation(out: Path) -> None:
     names = [name for name in SCORES if name in scores]
     keys = ["mixture_id", "system"]
     for table, below, by in ((items, scores, keys), (summary, items, keys[1:])):
-        expected = [own[names].mean() for _, own in below.groupby(by, sort=False)]
+        expected = [group_rows[names].mean() for _, group_rows in below.groupby(by, sort=False)]
         np.testing.assert_allclose(table[names], expected, rtol=1e-8)
     for state, column in (("ok", "scored"), ("undefined", "undefined"), ("failed", "failed")):
-        counts = [(own == state).sum() for _, own in items.groupby("system", sort=False)["status"]]
+        counts = [
+            (states == state).sum() for _, states in items.groupby("system", sort=False)["status"]
+        ]
         assert list(summary[column]) == counts
     assert list(items["estimates"]) == list(scores.groupby(keys, sort=False).size())
 
@@ -84,12 +88,12 @@ def test_means_can_be_redone_from_the_tables(results):
 
 def test_the_public_call_scores_a_set_for_compare(manifest, tmp_path, prepared, monkeypatch):
     monkeypatch.chdir(manifest.parent)
-    given: dict[str, Any] = {"out": tmp_path, "mapss": small_mapss()}
-    results = evaluate_set(entries_of(manifest), **given, measures="decomposition")
+    settings: dict[str, Any] = {"out": tmp_path, "mapss": small_mapss()}
+    results = evaluate_set(entries_of(manifest), **settings, measures="decomposition")
     assert len(prepared) == 3  # once for all systems of a mixture
     assert list(compare(results).systems) == ["good", "bad"]
     with pytest.raises(TypeError, match="banksize"):
-        evaluate_set(entries_of(manifest), **given, banksize=3)
+        evaluate_set(entries_of(manifest), **settings, banksize=3)
 
 
 def test_the_summary_is_printed_and_settings_can_be_used_again(manifest, tmp_path, capsys):
@@ -100,15 +104,15 @@ def test_the_summary_is_printed_and_settings_can_be_used_again(manifest, tmp_pat
     name, _, _, *counts = lines[2].split()
     assert (name, counts) == ("good", ["1", "0", "0"])
     assert "pm" not in pd.read_csv(out / "scores.csv")
-    again = ["evaluate", str(path), "--out", str(tmp_path / "c"), "--quiet"]
-    assert cli.main([*again, "--config", str(out / "settings.json")]) == 0
+    repeated = ["evaluate", str(path), "--out", str(tmp_path / "c"), "--quiet"]
+    assert cli.main([*repeated, "--config", str(out / "settings.json")]) == 0
     assert same_tables(out, tmp_path / "c")
     (config := tmp_path / "seed.yaml").write_text("seed: 3\n")
     cases = (("--measures", "match"), "measures"), (("--permute",), "permute")
-    for given, name in (*cases, (("--config", str(config)), "separation_bank")):
-        assert evaluate_command(path, out, *given) == 2
+    for options, name in (*cases, (("--config", str(config)), "separation_bank")):
+        assert evaluate_command(path, out, *options) == 2
         (printed,) = capsys.readouterr().err.splitlines()
-        assert all(part in printed for part in ("holds results of other settings", name))
+        assert all(fragment in printed for fragment in ("holds results of other settings", name))
     assert same_tables(out, tmp_path / "c")
 
 
@@ -135,43 +139,43 @@ def test_permutation_rates_channels_and_equal_systems(manifest, tmp_path):
 
 def test_failures_keep_the_others_and_are_tried_again(tmp_path, prepared):
     path, out = write_manifest(tmp_path / "set", 2, ("one", "two")), tmp_path / "out"
-    some = {"measures": ("decomposition", "separation")}
+    settings = {"measures": ("decomposition", "separation")}
     reference, estimate = (tmp_path / "set" / f"m1/{kind}/a.wav" for kind in ("truth", "one"))
     kept = reference.read_bytes(), estimate.read_bytes()
     reference.write_bytes(b"corrupt")
-    failures = score_set(path, out, **some).failures
+    failures = score_set(path, out, **settings).failures
     assert ["truth/a.wav" in line for line in failures] == [True] * 2  # both systems
     reference.write_bytes(kept[0])
-    for wave, said in (
+    for wave, fragments in (
         (torch.where(torch.arange(4800) == 100, math.nan, 0.1), ["m1/one/a.wav"]),
         (torch.ones(4000), ["m1/one/a.wav' has 4000", "has 4800 samples", "trim"]),
     ):
         write(estimate, wave)  # fails its system alone
-        second = score_set(path, out, **some)
+        second = score_set(path, out, **settings)
         (line,) = second.failures
         assert "system 'one'" in line
         rows = second.scores.reset_index(drop=True)
         assert list(rows["status"]) == ["ok"] * 4 + ["failed"] * 2 + ["ok"] * 2
         assert rows.loc[4:5, ["ps", "clearance"]].isna().all(axis=None)
-        assert all(part in rows["reason"][4] for part in said)
+        assert all(fragment in rows["reason"][4] for fragment in fragments)
         check_aggregation(out)
     estimate.write_bytes(kept[1])
     prepared.clear()
-    assert score_set(path, out, **some).failures == ()
+    assert score_set(path, out, **settings).failures == ()
     assert len(prepared) == 1
-    fresh = score_set(path, tmp_path / "fresh", **some).scores["ps"]
+    fresh = score_set(path, tmp_path / "fresh", **settings).scores["ps"]
     assert same_tables(out, tmp_path / "fresh")
     write(estimate, leaky(sources(seconds=0.3), 0.9)[0])  # a file that changed is scored again
-    new = score_set(path, out, **some).scores["ps"]
-    assert new.iloc[4] != pytest.approx(fresh.iloc[4], rel=1e-3)
-    assert list(new[:4]) == list(fresh[:4])
+    rescored = score_set(path, out, **settings).scores["ps"]
+    assert rescored.iloc[4] != pytest.approx(fresh.iloc[4], rel=1e-3)
+    assert list(rescored[:4]) == list(fresh[:4])
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSPC])
 def test_frames_that_cannot_be_written_fail_or_end_the_run(number, tmp_path, monkeypatch):
     """Invalid for one mixture, or a disk that is full for all: then nothing is noted."""
     path, write_with = write_manifest(tmp_path / "set", 2, ("sys",)), io.write_with
-    out, given = tmp_path / "out", {"measures": "bleed"}
+    out, settings = tmp_path / "out", {"measures": "bleed"}
 
     def failing(name: Any, action: Any) -> None:
         with io.writing(name):
@@ -182,12 +186,12 @@ def test_frames_that_cannot_be_written_fail_or_end_the_run(number, tmp_path, mon
     with monkeypatch.context() as patched:
         patched.setattr(io, "write_with", failing)
         if number == errno.EINVAL:
-            assert list(score_set(path, out, **given).items["status"]) == ["failed", "ok"]
+            assert list(score_set(path, out, **settings).items["status"]) == ["failed", "ok"]
         else:
             with pytest.raises(io.WriteError, match=r"m0\.npz' cannot be written: No space left"):
-                score_set(path, out, **given)
+                score_set(path, out, **settings)
             assert not (out / "records").exists()
-    assert list(score_set(path, out, **given).items["status"]) != ["failed", "ok"]
+    assert list(score_set(path, out, **settings).items["status"]) != ["failed", "ok"]
     assert [*read_frames(frames_path(str(out), "m0")).systems] == ["sys"]
 
 
@@ -235,13 +239,13 @@ def test_results_of_other_settings_are_not_overwritten(manifest, results, tmp_pa
 
 
 def test_lost_and_added_mixtures_are_scored(manifest, results, tmp_path, prepared):
-    out, whole = tmp_path / "out", Path(results.folder)
-    shutil.copytree(whole, out)
+    out, complete = tmp_path / "out", Path(results.folder)
+    shutil.copytree(complete, out)
     (out / "scores.csv").unlink()
     (out / "records" / "m0.json").unlink()
     score_set(manifest, out)  # the first mixture is scored last, and comes first
     assert len(prepared) == 1
-    assert same_tables(out, whole)
+    assert same_tables(out, complete)
 
 
 def test_any_mixture_id_is_scored(tmp_path):
@@ -290,26 +294,26 @@ def test_names_in_two_unicode_forms_are_one(tmp_path):
 def test_excerpts_come_with_standard_errors_and_an_estimate_of_time(tmp_path, monkeypatch, capsys):
     songs = write_manifest(tmp_path / "songs", 2, seconds=5.0)
     monkeypatch.setattr(runs, "_LONG_S", 5.0)
-    whole = score_set(songs, tmp_path / "whole", measures="decomposition", quiet=False)
+    complete = score_set(songs, tmp_path / "whole", measures="decomposition", quiet=False)
     (line,) = [text for text in capsys.readouterr().err.splitlines() if "this machine" in text]
     assert "2 mixtures, 2 sources, 2 systems, 10 s of audio" in line
     assert "--excerpts 8" in line
-    given = {"measures": "decomposition", "excerpts": 4, "excerpt_seconds": 1}
-    some = score_set(songs, tmp_path / "some", **given)
-    rows, items = some.scores, some.items
+    settings = {"measures": "decomposition", "excerpts": 4, "excerpt_seconds": 1}
+    excerpted = score_set(songs, tmp_path / "some", **settings)
+    rows, items = excerpted.scores, excerpted.items
     assert rows["frames"].between(1, 4 * 50).all()
     assert (rows["clearance_se"] > 0).all()
     assert all("excerpts scored (s): " in notes for notes in rows["notes"])
     assert list(rows["notes"][:2]) == list(rows["notes"][2:4])  # the same of all systems
-    errors = (items["clearance"] - whole.items["clearance"]).abs()
+    errors = (items["clearance"] - complete.items["clearance"]).abs()
     assert (errors < 6 * items["clearance_se"] + 0.01).all()
-    own = items.loc[items["system"] == "good", "clearance_se"]
-    expected = math.sqrt((own**2).sum()) / 2
-    assert some.summary["clearance_se"].iloc[0] == pytest.approx(expected, rel=1e-6)
-    assert "±" in results_text(some, "cpu")
+    standard_errors = items.loc[items["system"] == "good", "clearance_se"]
+    expected = math.sqrt((standard_errors**2).sum()) / 2
+    assert excerpted.summary["clearance_se"].iloc[0] == pytest.approx(expected, rel=1e-6)
+    assert "±" in results_text(excerpted, "cpu")
     items.loc[items.index[0], "clearance_se"] = math.nan  # of a mixture with one excerpt
-    found = tables.summary_table(items, rows, 16_000).set_index("system")["clearance_se"]
-    assert found["good"] == pytest.approx(own.iloc[1] / math.sqrt(2), rel=1e-6)
+    summary_errors = tables.summary_table(items, rows, 16_000).set_index("system")["clearance_se"]
+    assert summary_errors["good"] == pytest.approx(standard_errors.iloc[1] / math.sqrt(2), rel=1e-6)
     frames = load_results(tmp_path / "some").frames("m0")
     assert (np.diff(frames.times) > 0).all()
     assert frames.times[-1] > 2.0
@@ -319,21 +323,21 @@ def test_systems_of_a_long_mixture_share_a_pass(tmp_path, prepared, monkeypatch,
     path = write_manifest(tmp_path / "set", 1, ("A", "short", "B"), 3.0)
     write(tmp_path / "set" / "m0" / "short" / "a.wav", torch.ones(20_000))
     monkeypatch.setattr(console, "INTERVAL", 0.01)
-    given: dict[str, Any] = {"measures": ("decomposition", "separation")}
-    outcome = score_set(path, tmp_path / "out", small_mapss(segment=1.0), **given, quiet=False)
+    settings: dict[str, Any] = {"measures": ("decomposition", "separation")}
+    outcome = score_set(path, tmp_path / "out", small_mapss(segment=1.0), **settings, quiet=False)
     lines = capsys.readouterr().err.splitlines()
     assert any("scoring:  67%, 1 of 1: m0," in line and "left" in line for line in lines), lines
     assert len(prepared) == 1  # not once more for the other system
     assert list(outcome.items["status"]) == ["ok", "failed", "ok"]
     assert "20000 samples" in outcome.failures[0]
     assert outcome.settings["segment"] == 1.0
-    whole = score_set(path, tmp_path / "whole", **given).items
+    complete = score_set(path, tmp_path / "whole", **settings).items
     for name in ("ps", "clearance", "fidelity"):
-        np.testing.assert_allclose(outcome.items[name], whole[name], atol=1e-3)
+        np.testing.assert_allclose(outcome.items[name], complete[name], atol=1e-3)
     told: list[tuple[int, int]] = []
     truth = sources(seconds=3.0)
-    given |= {"mapss": small_mapss(segment=1.0), "on_segment": lambda *state: told.append(state)}
-    evaluate(estimates=leaky(truth), references=truth, **given)
+    settings |= {"mapss": small_mapss(segment=1.0), "on_segment": lambda *state: told.append(state)}
+    evaluate(estimates=leaky(truth), references=truth, **settings)
     assert told[:4] == [(0, 3), (1, 3), (2, 3), (3, 3)]
     assert MAPSS("mel", segment="auto").config.segment == 60
 
@@ -343,18 +347,18 @@ def test_each_channel_may_be_scored():
     left = sources(2, 0.5, seed=1)
     right = sources(2, 0.5, seed=2).flip(0)
     stereo, mapss = torch.stack([left, right], 1), small_mapss()  # (S, C, T)
-    given: dict[str, Any] = {"mapss": mapss, "measures": ("decomposition", "separation")}
-    each = given | {"references": stereo, "channels": "each"}
-    assert evaluate(estimates=stereo, **each).rows[0].clearance == 1.0
-    assert evaluate(estimates=stereo.flip(1), **each).rows[0].clearance < 0.9
-    mono = evaluate(estimates=stereo.flip(1).mean(1), references=stereo.mean(1), **given)
+    settings: dict[str, Any] = {"mapss": mapss, "measures": ("decomposition", "separation")}
+    of_channels = settings | {"references": stereo, "channels": "each"}
+    assert evaluate(estimates=stereo, **of_channels).rows[0].clearance == 1.0
+    assert evaluate(estimates=stereo.flip(1), **of_channels).rows[0].clearance < 0.9
+    mono = evaluate(estimates=stereo.flip(1).mean(1), references=stereo.mean(1), **settings)
     assert mono.rows[0].clearance == pytest.approx(1.0, abs=1e-6)
-    one = evaluate(estimates=leaky(left), references=left, **given)
-    both, twice = (torch.stack([waves] * 2, 1) for waves in (leaky(left), left))
-    found = evaluate(estimates=both, **each | {"references": twice})
-    assert found.rows[0].ps == pytest.approx(one.rows[0].ps, rel=1e-6)
+    left_alone = evaluate(estimates=leaky(left), references=left, **settings)
+    two_channels, twice = (torch.stack([waves] * 2, 1) for waves in (leaky(left), left))
+    report = evaluate(estimates=two_channels, **of_channels | {"references": twice})
+    assert report.rows[0].ps == pytest.approx(left_alone.rows[0].ps, rel=1e-6)
     with pytest.raises(ValueError, match="channels"):
-        evaluate(estimates=[left[0], right], **each)
+        evaluate(estimates=[left[0], right], **of_channels)
 
 
 def test_a_hidden_reference_is_no_finding():
@@ -377,8 +381,8 @@ def test_excerpts_are_the_same_for_all_systems_whatever_their_length(tmp_path):
     path = write_manifest(tmp_path / "set", 1, ("good", "bad"), 5.0)
     for name, wave in zip("ab", leaky(sources(seconds=5.0))[:, :75_000]):
         write(tmp_path / "set/m0/bad" / f"{name}.wav", wave)
-    given = {"measures": "bleed", "trim": True, "excerpts": 3, "excerpt_seconds": 1.0}
-    notes = score_set(path, tmp_path / "out", **given).scores["notes"]
+    settings = {"measures": "bleed", "trim": True, "excerpts": 3, "excerpt_seconds": 1.0}
+    notes = score_set(path, tmp_path / "out", **settings).scores["notes"]
     drawn = [text.rpartition("excerpts scored (s): ")[2] for text in notes]
     begins = {tuple(span.partition("-")[0] for span in text.split(", ")) for text in drawn}
     assert len(begins) == 1

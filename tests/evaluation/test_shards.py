@@ -114,8 +114,8 @@ def test_torchrun_shares_the_work_and_writes_one_table(tmp_path):
     python(*launch, sys.executable, "-m", "torch_mapss", *command, str(out[0]), timeout=300)
     assert cli.main([*command, str(out[1]), "--quiet"]) == 0
     for name in TABLES:  # the number of threads changes last digits
-        found, once = (pd.read_csv(folder / name) for folder in out)
-        pd.testing.assert_frame_equal(found, once, rtol=1e-5)
+        shared, once = (pd.read_csv(folder / name) for folder in out)
+        pd.testing.assert_frame_equal(shared, once, rtol=1e-5)
 
 
 def test_shards_make_the_tables_of_one_run(manifest, results, tmp_path, capsys):
@@ -152,13 +152,13 @@ def test_a_last_call_joins_shards(tmp_path, capsys):
     path, out = write_manifest(tmp_path / "set", 3, ("one",)), tmp_path / "out"
     broken = tmp_path / "set" / "m1" / "one" / "a.wav"
     broken.write_bytes(broken.read_bytes()[:100])
-    given: dict[str, Any] = {"out": out, "mapss": small_mapss(), "measures": "bleed"}
+    settings: dict[str, Any] = {"out": out, "mapss": small_mapss(), "measures": "bleed"}
     with pytest.warns(UserWarning, match="2 pairs of mixture and system are not scored yet"):
-        assert len(evaluate_set(path, **given, shard="1/3").items) == 1
+        assert len(evaluate_set(path, **settings, shard="1/3").items) == 1
     partial = score_set(path, out, shard=Shard(2, 3), measures="bleed")
     assert "mixture 'm1', system 'one'" in partial.failures[0]
     with pytest.warns(UserWarning, match="system 'one'"):
-        results = evaluate_set(path, **given, progress=True)
+        results = evaluate_set(path, **settings, progress=True)
     assert len(results.scores) == 6
     told = capsys.readouterr().err
     assert "1 of 3 pairs of mixture and system are done already" in told
@@ -182,19 +182,21 @@ def test_a_second_manifest_adds_to_a_folder(tmp_path, capsys):
     """Nothing that was scored leaves the tables."""
     path, out = write_manifest(tmp_path / "set", 2), tmp_path / "out"
     entries = json.loads(path.read_text())
-    given: dict[str, Any] = {"measures": "bleed", "quiet": False}
+    settings: dict[str, Any] = {"measures": "bleed", "quiet": False}
     for system in ("good", "bad"):
         alone = [{**entry, "systems": {system: entry["systems"][system]}} for entry in entries]
-        results = score_set(save_manifest(tmp_path / "set", alone, f"{system}.json"), out, **given)
+        results = score_set(
+            save_manifest(tmp_path / "set", alone, f"{system}.json"), out, **settings
+        )
     assert "also holds system 'good' of 2 mixtures" in capsys.readouterr().err
     assert results.systems == ("good", "bad")
-    once = score_set(path, tmp_path / "once", **given)
+    once = score_set(path, tmp_path / "once", **settings)
     pd.testing.assert_frame_equal(results.summary, once.summary)
-    other = write_manifest(tmp_path / "other", 1, ("new",), seconds=0.5)
+    added_manifest = write_manifest(tmp_path / "other", 1, ("new",), seconds=0.5)
     with pytest.raises(ValueError, match="mixture 'm0' with other references, and scores of"):
-        score_set(other, out, **given)
-    renamed = [{**entry, "mixture_id": "x"} for entry in json.loads(other.read_text())]
-    results = score_set(save_manifest(tmp_path / "other", renamed), out, **given)
+        score_set(added_manifest, out, **settings)
+    renamed = [{**entry, "mixture_id": "x"} for entry in json.loads(added_manifest.read_text())]
+    results = score_set(save_manifest(tmp_path / "other", renamed), out, **settings)
     assert results.mixtures == ("m0", "m1", "x")  # of two folders
     assert all(Path(path).exists() for path in results.audio("m0").references)
 
@@ -202,10 +204,10 @@ def test_a_second_manifest_adds_to_a_folder(tmp_path, capsys):
 def test_an_interruption_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     path, score = write_manifest(tmp_path / "set", 3, ("one",)), runs.score_loaded
 
-    def interrupted(scorer: Any, loaded: Any, *rest: Any) -> Any:
+    def interrupted(scorer: Any, loaded: Any, *arguments: Any) -> Any:
         if loaded.mixture.name == "m1":
             raise KeyboardInterrupt
-        return score(scorer, loaded, *rest)
+        return score(scorer, loaded, *arguments)
 
     monkeypatch.setattr(runs, "score_loaded", interrupted)
     assert cli.main(["evaluate", str(path), "--out", str(tmp_path / "o"), *QUICK]) == 130

@@ -19,13 +19,13 @@ QUICK = ("--encoder", "mel", "--bank-size", "10")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two sources, estimates of them, and a manifest of which one system fails."""
-    place, truth = tmp_path_factory.mktemp("shell"), sources(seconds=0.3)
-    write_all(place / "truth", truth)
-    write_all(place / "made", leaky(truth))
-    write_manifest(place / "set", 1, ("good", "bad"))
-    broken = place / "set" / "m0" / "bad" / "a.wav"
+    parent, truth = tmp_path_factory.mktemp("shell"), sources(seconds=0.3)
+    write_all(parent / "truth", truth)
+    write_all(parent / "made", leaky(truth))
+    write_manifest(parent / "set", 1, ("good", "bad"))
+    broken = parent / "set" / "m0" / "bad" / "a.wav"
     broken.write_bytes(broken.read_bytes()[:100])
-    return place
+    return parent
 
 
 def score_of(folder: Path) -> list[str]:
@@ -38,8 +38,8 @@ def score_of(folder: Path) -> list[str]:
 def started(arguments: list[str], stdout: int, unbuffered: str) -> tuple[int, str]:
     """Exit code and error stream of a command."""
     command, env = [sys.executable, "-m", "torch_mapss"], environment(PYTHONUNBUFFERED=unbuffered)
-    given = {"env": env, "stdout": stdout, "stderr": subprocess.PIPE, "timeout": 300}
-    done = subprocess.run([*command, *arguments], **given)
+    options = {"env": env, "stdout": stdout, "stderr": subprocess.PIPE, "timeout": 300}
+    done = subprocess.run([*command, *arguments], **options)
     return done.returncode, done.stderr.decode()
 
 
@@ -64,9 +64,9 @@ def test_a_closed_pipe_loses_no_file_and_hides_no_failure(folder, tmp_path, unbu
     names = {path.name for path in out.iterdir()}
     assert {"scores.csv", "items.csv", "settings.json", "scores.png"} <= names
     arguments = ["evaluate", str(folder / "set" / "manifest.json"), *QUICK]
-    code, said = into_a_closed_pipe([*arguments, "--out", str(tmp_path / "e")], unbuffered)
+    code, message = into_a_closed_pipe([*arguments, "--out", str(tmp_path / "e")], unbuffered)
     assert code == 1
-    (line,) = said.strip().splitlines()
+    (line,) = message.strip().splitlines()
     assert line.startswith("torch-mapss: failed: mixture 'm0', system 'bad'")
     assert (tmp_path / "e" / "summary.csv").exists()
     check_full_disk([*score_of(folder), "--out", str(tmp_path / "full")], unbuffered)
@@ -84,9 +84,9 @@ def check_full_disk(arguments: list[str], unbuffered: str) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("there is no /dev/full")
     with open("/dev/full", "wb") as full:
-        code, said = started(arguments, full.fileno(), unbuffered)
+        code, message = started(arguments, full.fileno(), unbuffered)
     assert code == 2
-    (line,) = said.strip().splitlines()
+    (line,) = message.strip().splitlines()
     assert line.startswith("torch-mapss: error: the output cannot be printed: No space left")
 
 
@@ -125,18 +125,20 @@ def test_progress_is_a_bar_on_a_terminal_else_lines(terminal, monkeypatch, capsy
 NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
-@pytest.mark.parametrize("given", [{}, *({name: "active"} for name in NAMES)], ids=str)
-def test_idle_threads_sleep_unless_someone_chose(given, monkeypatch):
+@pytest.mark.parametrize(
+    "environment_variables", [{}, *({name: "active"} for name in NAMES)], ids=str
+)
+def test_idle_threads_sleep_unless_someone_chose(environment_variables, monkeypatch):
     for name in NAMES:
-        monkeypatch.setenv(name, given.get(name, ""))  # so that it is put back
-        if name not in given:
+        monkeypatch.setenv(name, environment_variables.get(name, ""))  # so that it is put back
+        if name not in environment_variables:
             monkeypatch.delenv(name)
     cli.let_idle_threads_sleep()  # torch is loaded: too late
-    assert {name: os.environ[name] for name in NAMES if name in os.environ} == given
+    assert {name: os.environ[name] for name in NAMES if name in os.environ} == environment_variables
     monkeypatch.delitem(sys.modules, "torch")
     cli.let_idle_threads_sleep()
     chosen = {name: os.environ[name] for name in NAMES if name in os.environ}
-    assert chosen == (given or {"OMP_WAIT_POLICY": "passive"})
+    assert chosen == (environment_variables or {"OMP_WAIT_POLICY": "passive"})
 
 
 @pytest.mark.slow

@@ -20,8 +20,8 @@ def test_intervals_are_scipys_column_by_column(weighted, monkeypatch):
     weights = weights if weighted else np.ones(12)
     values[2:4, 2] = np.nan  # left out
     how = significance.Bootstrap(draws=1000, seed=2)
-    found = significance.mean_intervals(values, weights, how)
-    np.testing.assert_array_equal(found.n, [12, 12, 10])
+    intervals = significance.mean_intervals(values, weights, how)
+    np.testing.assert_array_equal(intervals.n, [12, 12, 10])
     for k in range(3):
         defined = np.isfinite(values[:, k])
         x, w = values[defined, k], weights[defined]
@@ -31,13 +31,13 @@ def test_intervals_are_scipys_column_by_column(weighted, monkeypatch):
 
         options = {"n_resamples": 1000, "random_state": np.random.default_rng(2)}
         plain = stats.bootstrap((np.arange(len(x)),), mean, vectorized=False, **options)
-        assert found.mean[k] == pytest.approx(mean(np.arange(len(x))), rel=1e-12)
-        ends = found.low[k], found.high[k]
+        assert intervals.mean[k] == pytest.approx(mean(np.arange(len(x))), rel=1e-12)
+        ends = intervals.low[k], intervals.high[k]
         assert ends == pytest.approx(tuple(plain.confidence_interval), rel=1e-9)
     monkeypatch.setattr(significance, "_BLOCK", 7 * 12)  # blocks of draws change nothing
     blocks = significance.mean_intervals(values, 2.5 * weights, how)
-    for one, other in zip(found, blocks):
-        np.testing.assert_allclose(one, other, rtol=1e-9)
+    for column_value, block_values in zip(intervals, blocks):
+        np.testing.assert_allclose(column_value, block_values, rtol=1e-9)
 
 
 def test_intervals_depend_on_no_rounding():
@@ -46,18 +46,20 @@ def test_intervals_depend_on_no_rounding():
     exact = significance.mean_intervals(x[:, None])
     for scale in (0.1, 0.3, 1 / 7):
         alone = significance.mean_intervals(scale * x[:, None])
-        beside = significance.mean_intervals(np.column_stack([scale * x, np.sqrt(x)]))
-        for found in (alone, beside):
-            np.testing.assert_allclose([found.low[0], found.high[0]], scale * np.ravel(exact[2:]))
+        in_table = significance.mean_intervals(np.column_stack([scale * x, np.sqrt(x)]))
+        for intervals in (alone, in_table):
+            np.testing.assert_allclose(
+                [intervals.low[0], intervals.high[0]], scale * np.ravel(exact[2:])
+            )
 
 
 def test_constant_columns_and_small_sets():
     step = np.arange(8)[:, None] * 0.1
-    found = significance.mean_intervals((step + 0.3) - step)  # 0.3 but for rounding
-    assert found.low == found.mean == found.high == pytest.approx(0.3)
-    one = significance.mean_intervals(np.array([[0.25]]))
-    assert one.mean == 0.25
-    assert np.isnan([one.low, one.high]).all()
+    intervals = significance.mean_intervals((step + 0.3) - step)  # 0.3 but for rounding
+    assert intervals.low == intervals.mean == intervals.high == pytest.approx(0.3)
+    single_row = significance.mean_intervals(np.array([[0.25]]))
+    assert single_row.mean == 0.25
+    assert np.isnan([single_row.low, single_row.high]).all()
     none = significance.mean_intervals(np.full((1, 2), np.nan))
     assert np.isnan(none[1:]).all()
     two = significance.mean_intervals(np.array([[0.0], [1.0]]))
@@ -69,12 +71,12 @@ def test_coverage_is_what_the_docstring_says():
     """95 % intervals of normal data: 85 % at six mixtures, 92 % at thirty."""
     rng = np.random.default_rng(0)
     for count, low, high in ((6, 0.82, 0.88), (30, 0.90, 0.95)):
-        held = 0
+        covered = 0
         for trial in range(1000):
             how = significance.Bootstrap(draws=999, seed=trial)
-            found = significance.mean_intervals(rng.normal(size=(count, 1)), how=how)
-            held += int(found.low[0] <= 0.0 <= found.high[0])
-        assert low <= held / 1000 <= high
+            intervals = significance.mean_intervals(rng.normal(size=(count, 1)), how=how)
+            covered += int(intervals.low[0] <= 0.0 <= intervals.high[0])
+        assert low <= covered / 1000 <= high
 
 
 def by_enumeration(differences: np.ndarray) -> float:
@@ -93,18 +95,18 @@ def test_p_is_that_of_all_signs(count, steps):
     rng = np.random.default_rng(count * steps)
     for _ in range(5):
         differences = rng.integers(-steps, steps + 1, size=count).astype(float)
-        found = significance.paired_test(differences)
-        assert found.p_wilcoxon == pytest.approx(by_enumeration(differences), abs=1e-12)
-        assert found.wins + found.ties + found.losses == count
+        result = significance.paired_test(differences)
+        assert result.p_wilcoxon == pytest.approx(by_enumeration(differences), abs=1e-12)
+        assert result.wins + result.ties + result.losses == count
 
 
 def test_p_with_ties_beyond_enumeration_and_at_large_n():
     rng = np.random.default_rng(0)
     differences = np.round(rng.normal(0.4, 1.0, size=45), 1)
-    found = significance.paired_test(differences)
+    result = significance.paired_test(differences)
     normal = stats.wilcoxon(differences, zero_method="pratt", method="asymptotic").pvalue
-    assert found.p_wilcoxon == pytest.approx(normal, rel=0.3)
-    assert found.p_wilcoxon != pytest.approx(normal, rel=0.05)  # the exact one
+    assert result.p_wilcoxon == pytest.approx(normal, rel=0.3)
+    assert result.p_wilcoxon != pytest.approx(normal, rel=0.05)  # the exact one
     large = rng.normal(0.05, 1.0, size=2000)
     expected = stats.wilcoxon(large, zero_method="pratt").pvalue
     assert significance.paired_test(large).p_wilcoxon == pytest.approx(expected, rel=1e-12)
@@ -113,28 +115,32 @@ def test_p_with_ties_beyond_enumeration_and_at_large_n():
 def test_counts_and_effect_by_hand():
     # Ranks of |d|: 1 -> 1, 2 -> 2, 3 -> 3.5 twice; positive 1 + 3.5 + 3.5 = 8, negative 2.
     differences = np.array([1.0, -2.0, 3.0, 3.0])
-    found, other = map(significance.paired_test, (differences, -differences))
-    assert found[:3] == (3, 0, 1)
-    assert found.effect == -other.effect == pytest.approx((8.0 - 2.0) / 10.0)
-    assert found.p_wilcoxon == other.p_wilcoxon
+    result, reversed_result = map(significance.paired_test, (differences, -differences))
+    assert result[:3] == (3, 0, 1)
+    assert result.effect == -reversed_result.effect == pytest.approx((8.0 - 2.0) / 10.0)
+    assert result.p_wilcoxon == reversed_result.p_wilcoxon
     assert significance.paired_test(np.zeros(4)) == (0, 4, 0, 1.0, 0.0, 1.0)
 
 
 def test_differences_equal_but_for_rounding_are_tied():
-    one = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2])
-    other = np.array([0.8, 0.7, 0.6, 0.5, 0.4, 0.5, 0.2, 0.3])
-    found = significance.paired_test(one - other)  # eight times 0.1, two of them negative
-    assert found.p_wilcoxon == pytest.approx(by_enumeration(np.sign(np.round(one - other, 9))))
-    assert found.p_wilcoxon == pytest.approx(0.2890625)
-    assert (found[:3], found.effect) == ((6, 0, 2), 0.5)
+    first_scores = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2])
+    second_scores = np.array([0.8, 0.7, 0.6, 0.5, 0.4, 0.5, 0.2, 0.3])
+    result = significance.paired_test(
+        first_scores - second_scores
+    )  # eight times 0.1, two of them negative
+    assert result.p_wilcoxon == pytest.approx(
+        by_enumeration(np.sign(np.round(first_scores - second_scores, 9)))
+    )
+    assert result.p_wilcoxon == pytest.approx(0.2890625)
+    assert (result[:3], result.effect) == ((6, 0, 2), 0.5)
     assert significance.paired_test(np.full(6, 5.6e-17)) == (0, 6, 0, 1.0, 0.0, 1.0)
     # Of large scores the rounding is larger, of small ones smaller.
     assert significance.paired_test(np.full(6, 1e-13), scale=1e4).ties == 6
     assert significance.paired_test(np.full(6, 5.6e-17), scale=1e-10).wins == 6
     large = significance.paired_test(np.r_[np.full(60, 0.9 - 0.8), np.full(20, 0.5 - 0.6)])
     assert (large.effect, large.wins) == (0.5, 60)
-    found = significance.mean_intervals(np.array([[5.6e-17], [0.0], [-5.6e-17]]), scale=1.0)
-    assert found.low == found.high == found.mean
+    intervals = significance.mean_intervals(np.array([[5.6e-17], [0.0], [-5.6e-17]]), scale=1.0)
+    assert intervals.low == intervals.high == intervals.mean
 
 
 def test_ties_are_merged_and_others_kept():
@@ -147,13 +153,13 @@ def test_ties_are_merged_and_others_kept():
 
 def test_holm_by_hand():
     # Sorted 0.005, 0.01, 0.03, 0.04 times 4, 3, 2, 1 = 0.02, 0.03, 0.06, 0.04 -> 0.06.
-    found = significance.holm(np.array([0.01, 0.04, np.nan, 0.03, 0.005]))
-    np.testing.assert_allclose(found, [0.03, 0.06, np.nan, 0.06, 0.02])
+    adjusted = significance.holm(np.array([0.01, 0.04, np.nan, 0.03, 0.005]))
+    np.testing.assert_allclose(adjusted, [0.03, 0.06, np.nan, 0.06, 0.02])
     np.testing.assert_array_equal(significance.holm(np.array([0.9, 0.8])), [1.0, 1.0])
     assert significance.holm(np.empty(0)).shape == (0,)
     # Tests that cannot reject cost the others nothing: two instead of four.
-    p, least = np.array([0.03, 0.2, 0.5, 0.04]), np.array([0.01, 0.1, 0.5, 0.02])
-    np.testing.assert_allclose(significance.holm(p, least, 0.05), [0.06, 0.4, 0.5, 0.06])
+    p, least_p = np.array([0.03, 0.2, 0.5, 0.04]), np.array([0.01, 0.1, 0.5, 0.02])
+    np.testing.assert_allclose(significance.holm(p, least_p, 0.05), [0.06, 0.4, 0.5, 0.06])
     none = significance.holm(p, np.ones(4), 0.05)
     np.testing.assert_allclose(none, significance.holm(p))
 
@@ -180,8 +186,8 @@ def test_chance_of_any_rejection_holds_without_pairs_that_cannot_reject():
         values[4:, 3:] = np.nan
         differences = (values[:, a] - values[:, b] for a, b in itertools.combinations(range(5), 2))
         tests = [significance.paired_test(d[np.isfinite(d)]) for d in differences]
-        p, least = np.array([(test.p_wilcoxon, test.least_p) for test in tests]).T
-        wrong += bool((significance.holm(p, least, 0.05) <= 0.05).any())
+        p, least_p = np.array([(test.p_wilcoxon, test.least_p) for test in tests]).T
+        wrong += bool((significance.holm(p, least_p, 0.05) <= 0.05).any())
     assert wrong / 150 <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 150)
 
 
@@ -189,13 +195,13 @@ def test_chance_of_any_rejection_holds_without_pairs_that_cannot_reject():
 @settings(max_examples=200, deadline=None)
 def test_letters_are_shared_exactly_where_nothing_tells_apart(count, bits):
     different = np.zeros((count, count), dtype=bool)
-    for place, (i, j) in enumerate(itertools.combinations(range(count), 2)):
-        different[i, j] = different[j, i] = bits >> place & 1
-    found = significance.letters(different)
-    assert len(found) == count
-    assert all(found)
+    for pair_index, (i, j) in enumerate(itertools.combinations(range(count), 2)):
+        different[i, j] = different[j, i] = bits >> pair_index & 1
+    letters = significance.letters(different)
+    assert len(letters) == count
+    assert all(letters)
     for i, j in itertools.combinations(range(count), 2):
-        assert bool(set(found[i]) & set(found[j])) != different[i, j]
+        assert bool(set(letters[i]) & set(letters[j])) != different[i, j]
 
 
 def test_letters_of_known_cases():
@@ -218,9 +224,9 @@ def test_letters_of_known_cases():
 @pytest.mark.parametrize(("wins", "ties"), [(5, 46), (6, 60), (8, 100), (6, 2000)])
 def test_ties_make_no_p_smaller_than_the_differences_allow(wins, ties):
     """Only differences have signs: w wins alone give 2^(1-w), however many ties there are."""
-    found = significance.paired_test(np.r_[0.01 * np.arange(1.0, wins + 1), np.zeros(ties)])
-    assert found.p_wilcoxon == pytest.approx(2.0 ** (1 - wins), rel=1e-9)
-    assert found.p_wilcoxon >= found.least_p * (1.0 - 1e-9)
+    result = significance.paired_test(np.r_[0.01 * np.arange(1.0, wins + 1), np.zeros(ties)])
+    assert result.p_wilcoxon == pytest.approx(2.0 ** (1 - wins), rel=1e-9)
+    assert result.p_wilcoxon >= result.least_p * (1.0 - 1e-9)
     # Against enumeration, where not all signs are the same.
     mixed = np.r_[-0.01, 0.02 * np.arange(1.0, wins), np.zeros(ties)]
     assert significance.paired_test(mixed).p_wilcoxon == pytest.approx(by_enumeration(mixed))
@@ -229,5 +235,5 @@ def test_ties_make_no_p_smaller_than_the_differences_allow(wins, ties):
 def test_the_normal_approximation_stays_above_the_least_p():
     """Beyond fifty differences p is approximate: never below what the signs can give."""
     for wins, ties in ((51, 0), (60, 5000), (120, 40)):
-        found = significance.paired_test(np.r_[np.full(wins, 0.1), np.zeros(ties)])
-        assert found.p_wilcoxon >= found.least_p
+        result = significance.paired_test(np.r_[np.full(wins, 0.1), np.zeros(ties)])
+        assert result.p_wilcoxon >= result.least_p

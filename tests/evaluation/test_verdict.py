@@ -149,12 +149,12 @@ def test_a_test_against_the_winner_proves_nothing():
     count = 12
     scores = {"A": [0.5] * (count - 1) + [0.99], "B": [0.52 + 0.001 * k for k in range(count)]}
     scores["B"][-1] = 0.1
-    first, *_, last = one_score(scores)
-    assert first == (
+    winner, *_, loser = one_score(scores)
+    assert winner == (
         "No system is best on PS: A has the best mean, but B is ahead of it in 11 of 12 mixtures "
         "and behind in 1"
     )
-    assert last == "nothing is significantly better than every other system at level 0.05"
+    assert loser == "nothing is significantly better than every other system at level 0.05"
 
 
 def test_few_or_no_scores_are_answered():

@@ -25,7 +25,7 @@ QUICK = ("--encoder", "mel", "--bank-size", "5", "--quiet")
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a test set and its results."""
     root = tmp_path_factory.mktemp("whole")
     manifest = write_manifest(root / "set", 2)
@@ -34,8 +34,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def copied(whole: Path, tmp_path: Path) -> Path:
-    shutil.copytree(whole, tmp_path / "copy")
+def copied(results_folder: Path, tmp_path: Path) -> Path:
+    shutil.copytree(results_folder, tmp_path / "copy")
     return tmp_path / "copy"
 
 
@@ -49,8 +49,8 @@ def differs(folder: Path, capsys: Any, *options: str) -> str:
     return capsys.readouterr().out
 
 
-def test_untouched_results_pass(whole, capsys):
-    assert command(whole) == 0
+def test_untouched_results_pass(results_folder, capsys):
+    assert command(results_folder) == 0
     printed = capsys.readouterr().out
     for told in ("12 audio files compared by SHA-256, 8 rows", "6 estimates", "Nothing differs."):
         assert told in printed
@@ -121,8 +121,12 @@ def test_records_that_were_touched_up(copied, capsys):
 def test_frames_that_were_touched_up(copied, capsys):
     path = Path(copied / "out/frames/m1.npz")
     frames = dict(np.load(path))
-    place = frames["systems"].tolist().index("bad")
-    names = [name for name in frames if name.startswith(f"{place}.") and frames[name].dtype == "f4"]
+    system_index = frames["systems"].tolist().index("bad")
+    names = [
+        name
+        for name in frames
+        if name.startswith(f"{system_index}.") and frames[name].dtype == "f4"
+    ]
     assert len(names) >= 8
     for name in names:
         frames[name][1] = 0.9 * frames[name][1] - np.float32(0.01)
@@ -162,8 +166,8 @@ def test_results_without_any_score_are_nothing_to_compare(tmp_path, capsys):
 
 
 def test_many_differences_are_counted():
-    found = Verification([f"file {k}: x" for k in range(50)], 0, 1).summary()
-    assert "differs: file 19: x\nand 30 more differences." in found
+    verification = Verification([f"file {k}: x" for k in range(50)], 0, 1).summary()
+    assert "differs: file 19: x\nand 30 more differences." in verification
 
 
 def test_results_of_python_need_a_scorer(tmp_path, capsys, monkeypatch):
@@ -174,7 +178,9 @@ def test_results_of_python_need_a_scorer(tmp_path, capsys, monkeypatch):
     assert command(tmp_path, "--pairs", "0") == 0
     results = load_results(tmp_path / "out")
     unlike = verify(results, lambda: small_mapss(6), pairs=1)
-    assert any(one.startswith("setting match_bank.size: 5 in") for one in unlike.differences)
+    assert any(
+        difference.startswith("setting match_bank.size: 5 in") for difference in unlike.differences
+    )
     assert unlike.scored == 0
     assert any("scored again" in note for note in unlike.notes)
     stored = json.loads((path := tmp_path / "out" / "settings.json").read_text())
@@ -187,8 +193,8 @@ def louder(waveform: torch.Tensor, sample_rate: int, amount: float) -> torch.Ten
     return torch.tanh(amount * waveform)
 
 
-def identity(mapss: MAPSS, **more: Any) -> str:
-    return protocol_id({**settings_of(mapss, ScoringSettings()), **more})
+def identity(mapss: MAPSS, **changes: Any) -> str:
+    return protocol_id({**settings_of(mapss, ScoringSettings()), **changes})
 
 
 def test_the_id_follows_every_setting_and_nothing_else():
@@ -198,15 +204,15 @@ def test_the_id_follows_every_setting_and_nothing_else():
     assert base == identity(small_mapss(), bounds=True, bounds_convention="derived", tail="b")
     changes: list[dict[str, Any]] = [{"alpha": 0.5}, {"time": 2.0}, {"energy": 0.9}, {"size": 6}]
     changes += [{"convention": "reference"}, {"loudness": -20.0}, {"activity": 0.2}]
-    found = [identity(small_mapss(**change)) for change in (*changes, {"align_polarity": True})]
-    found.append(identity(MAPSS("mel", seed=1)))
+    ids = [identity(small_mapss(**change)) for change in (*changes, {"align_polarity": True})]
+    ids.append(identity(MAPSS("mel", seed=1)))
     for amount in (2.0, 3.0):  # of a distortion of your own
         member = Distortion("own", "own", louder, {"amount": amount})
         bank = DistortionBank("match", only=("echo",), extra=(member,))
-        found += [identity(MAPSS("mel", match_bank=bank))]
+        ids += [identity(MAPSS("mel", match_bank=bank))]
     for asked in ("sample_frames", "permute", "trim"):
-        found.append(identity(small_mapss(), **{asked: 1}))
-    assert len({base, *found}) == len(found) + 1
+        ids.append(identity(small_mapss(), **{asked: 1}))
+    assert len({base, *ids}) == len(ids) + 1
 
 
 @pytest.mark.slow
@@ -216,12 +222,12 @@ def test_weights_count_and_not_their_place(tmp_path):
     pickle_weights(tmp_path / "two", model)  # the older format, under the older names
     write_checkpoint(tmp_path / "three", "wav2vec2", seed=1)
     write_checkpoint(tmp_path / "four", "wav2vec2", seed=0, do_normalize=True)
-    first, moved, unlike, level = (
+    original, moved, unlike, level = (
         MAPSS(str(tmp_path / name), 1) for name in ("one", "two", "three", "four")
     )
-    assert weights_hash(first.encoder) == weights_hash(moved.encoder)
-    assert identity(first) == identity(moved)
-    others = [identity(unlike), identity(level), identity(MAPSS(str(tmp_path / "one"), 0))]
-    others.append(identity(MAPSS(str(tmp_path / "one"), 1, dtype=torch.bfloat16)))
-    assert len({identity(first), *others}) == 5
+    assert weights_hash(original.encoder) == weights_hash(moved.encoder)
+    assert identity(original) == identity(moved)
+    different_ids = [identity(unlike), identity(level), identity(MAPSS(str(tmp_path / "one"), 0))]
+    different_ids.append(identity(MAPSS(str(tmp_path / "one"), 1, dtype=torch.bfloat16)))
+    assert len({identity(original), *different_ids}) == 5
     assert weights_hash(small_mapss().encoder) is None

@@ -37,14 +37,14 @@ def test_the_first_run_is_the_lowest_window():
     rng = np.random.default_rng(0)
     for _ in range(50):
         scores = np.where(rng.random(60) < 0.2, np.nan, rng.normal(size=60))
-        least = int(rng.integers(1, 20))
-        windows = [scores[k : k + least] for k in range(60 - least + 1)]
+        length = int(rng.integers(1, 20))
+        windows = [scores[k : k + length] for k in range(60 - length + 1)]
         means = [
-            np.nanmean(w) if np.isfinite(w).sum() >= max(1, np.ceil(least / 2)) else np.inf
+            np.nanmean(w) if np.isfinite(w).sum() >= max(1, np.ceil(length / 2)) else np.inf
             for w in windows
         ]
-        begin, end, mean = lowest_runs(scores, least, least, 1)[0]
-        assert (begin, end) == (int(np.argmin(means)), int(np.argmin(means)) + least)
+        begin, end, mean = lowest_runs(scores, length, length, 1)[0]
+        assert (begin, end) == (int(np.argmin(means)), int(np.argmin(means)) + length)
         assert mean == pytest.approx(min(means))
 
 
@@ -56,7 +56,7 @@ def test_runs_grow_over_what_is_no_better_and_do_not_overlap():
     assert {run[:2] for run in lowest_runs(scores, 6, 8, 2)} == {(10, 18), (18, 24)}
     runs = lowest_runs(np.random.default_rng(1).normal(size=200), 5, 20, 100)
     taken = sorted(run[:2] for run in runs)
-    assert all(one[1] <= other[0] for one, other in itertools.pairwise(taken))
+    assert all(earlier[1] <= next_run[0] for earlier, next_run in itertools.pairwise(taken))
     assert [run[2] for run in runs] == sorted(run[2] for run in runs)
     assert len(runs) > 10
     sparse = np.where(np.arange(30) == 3, 0.0, np.nan)  # too little of any window is scored
@@ -68,14 +68,14 @@ def test_runs_grow_over_what_is_no_better_and_do_not_overlap():
 def test_between_excerpts_there_is_no_stretch():
     times = np.concatenate([np.arange(10), np.arange(3000, 3010)]) * 0.02
     ps = np.linspace(0.0, 1.0, 20, dtype=np.float32)[None]
-    found = SystemFrames(np.ones((1, 20), bool), np.array([3]), {"ps": ps})
-    given: Any = SimpleNamespace(frames=lambda _: MixtureFrames(times, {"s": found}))
+    system_frames = SystemFrames(np.ones((1, 20), bool), np.array([3]), {"ps": ps})
+    results: Any = SimpleNamespace(frames=lambda _: MixtureFrames(times, {"s": system_frames}))
     rows = [{"mixture_id": "m", "system": name, "source_index": 3} for name in ("s", "failed")]
-    (_, seconds, curves), (_, _, none) = frame_curves(given, rows)
+    (_, seconds, curves), (_, _, none) = frame_curves(results, rows)
     np.testing.assert_allclose(np.diff(seconds), 0.02)
-    there = np.isfinite(curves["ps"])
-    np.testing.assert_allclose(seconds[there], times)
-    np.testing.assert_array_equal(curves["ps"][there], ps[0])
+    scored = np.isfinite(curves["ps"])
+    np.testing.assert_allclose(seconds[scored], times)
+    np.testing.assert_array_equal(curves["ps"][scored], ps[0])
     assert none == {}
 
 
@@ -92,8 +92,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_place_of_leakage_is_found_and_its_sound_is_the_files_own(folder, results, tmp_path):
-    found = worst_segments(results, 1, ("ps",))
-    (worst,) = found.itertuples()
+    segments = worst_segments(results, 1, ("ps",))
+    (worst,) = segments.itertuples()
     assert (worst.mixture_id, worst.system, worst.source) == ("m0", "good", "a")
     assert 0.9 <= worst.start < worst.start + 0.29 <= worst.end <= 2.1
     frames = results.frames("m0")
@@ -101,21 +101,21 @@ def test_the_place_of_leakage_is_found_and_its_sound_is_the_files_own(folder, re
     values = frames.systems["good"].scores["ps"][0][inside]
     assert worst.score == pytest.approx(np.nanmean(values), rel=1e-5)
     assert worst.frames == np.isfinite(values).sum()
-    estimate, reference = write_segments(results, found, tmp_path)
+    estimate, reference = write_segments(results, segments, tmp_path)
     assert Path(estimate).name.startswith("ps_001_m0_good_a_")
-    first, last = round((worst.start - CONTEXT_S) * RATE), round((worst.end + CONTEXT_S) * RATE)
-    for path, given in ((estimate, "good/a.wav"), (reference, "truth/a.wav")):
+    begin, end = round((worst.start - CONTEXT_S) * RATE), round((worst.end + CONTEXT_S) * RATE)
+    for path, file_name in ((estimate, "good/a.wav"), (reference, "truth/a.wav")):
         made, rate = soundfile.read(path, dtype="float32")
-        truth, _ = soundfile.read(folder.parent / "m0" / given, dtype="float32")
+        truth, _ = soundfile.read(folder.parent / "m0" / file_name, dtype="float32")
         assert rate == RATE
-        np.testing.assert_array_equal(made, truth[first:last])
+        np.testing.assert_array_equal(made, truth[begin:end])
 
 
 def test_order_and_choice(folder, results, tmp_path, capsys):
-    found = worst_segments(results, 4).groupby("measure", sort=False)["score"]
+    segments = worst_segments(results, 4).groupby("measure", sort=False)["score"]
     names = [name for name in WORST_OF if name in results.measures and name != "bleed_db"]
-    assert [*found.groups] == names
-    assert found.is_monotonic_increasing.all()
+    assert [*segments.groups] == names
+    assert segments.is_monotonic_increasing.all()
     with pytest.raises(ValueError, match=r"measures must be of .*'sdr'"):
         worst_segments(results, 3, ("sdr",))
     with pytest.raises(ValueError, match="count"):
@@ -125,8 +125,8 @@ def test_order_and_choice(folder, results, tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split()[:4] == ["PS", "m0", "good", "a"]
     assert [line.split()[0] for line in lines[2:6]] == ["PS", "PS", "log", "log"]
-    *others, last = sorted(path.name for path in (tmp_path / "wav").iterdir())
-    assert (len(others), last[:15]) == (7, "ps_002_m0_good_")
+    *earlier_names, last_name = sorted(path.name for path in (tmp_path / "wav").iterdir())
+    assert (len(earlier_names), last_name[:15]) == (7, "ps_002_m0_good_")
 
 
 @pytest.mark.parametrize("third", [False, True])
@@ -138,9 +138,11 @@ def test_bleed_is_worst_where_it_is_highest_and_names_the_source(results, tmp_pa
 
     class Made(Results):
         def frames(self, mixture_id: str) -> MixtureFrames:
-            own = real.systems["good"]
-            own = own._replace(scores={**own.scores, "bleed_db": bleed})
-            return real._replace(systems={"good": own})
+            frames_of_good = real.systems["good"]
+            frames_of_good = frames_of_good._replace(
+                scores={**frames_of_good.scores, "bleed_db": bleed}
+            )
+            return real._replace(systems={"good": frames_of_good})
 
     entry = dict(results.entries["m0"])
     if third:  # a source that is silent in that place
@@ -148,11 +150,11 @@ def test_bleed_is_worst_where_it_is_highest_and_names_the_source(results, tmp_pa
         entry |= {"sources": ["a", "b", "c"]}
         entry["references"] = [*entry["references"], str(tmp_path / "silent.wav")]
     changed = {"entries": {"m0": entry}, "items": results.items.assign(bleed_db=0.0)}
-    (one,) = worst_segments(Made(**{**vars(results), **changed}), 5, ("bleed_db",)).itertuples()
-    assert (one.title, one.source, one.frames) == ("bleed of a", "b", 20)
-    assert one.score == pytest.approx(-18.0, abs=1e-3)
+    (segment,) = worst_segments(Made(**{**vars(results), **changed}), 5, ("bleed_db",)).itertuples()
+    assert (segment.title, segment.source, segment.frames) == ("bleed of a", "b", 20)
+    assert segment.score == pytest.approx(-18.0, abs=1e-3)
     span = real.times[60] - 0.01, real.times[79] + 0.01
-    assert (one.start, one.end) == pytest.approx(span, abs=1e-6)
+    assert (segment.start, segment.end) == pytest.approx(span, abs=1e-6)
 
 
 def test_sets_without_a_score_say_so(folder, tmp_path, capsys):
@@ -170,23 +172,23 @@ def test_audio_that_was_moved(folder, tmp_path, capsys):
     shutil.copytree(folder.parent, tmp_path / "set")
     command = ["worst", str(folder), "--n", "4", "--wav", str(tmp_path / "wav")]
     # Of one system alone, whose segments are not the first ones: nothing is written then.
-    there = folder.parent / "m0" / "bad"
-    there.rename(folder.parent / "moved")
+    folder_of_bad = folder.parent / "m0" / "bad"
+    folder_of_bad.rename(folder.parent / "moved")
     try:
         assert cli.main(command) == 2
         assert "--audio-root" in capsys.readouterr().err
         assert not (tmp_path / "wav").exists()
         assert cli.main([*command, "--audio-root", str(tmp_path / "set")]) == 0
     finally:
-        (folder.parent / "moved").rename(there)
+        (folder.parent / "moved").rename(folder_of_bad)
 
 
 def test_sampled_frames_stand_alone(folder, tmp_path, capsys):
     path = folder.parent / "manifest.json"
     score_set(path, tmp_path, sample_frames=12)
-    found = worst_segments(load_results(tmp_path), 3, ("ps",))
-    assert {*found["frames"]} == {1}
-    np.testing.assert_allclose(found["end"] - found["start"], 0.02)
+    segments = worst_segments(load_results(tmp_path), 3, ("ps",))
+    assert {*segments["frames"]} == {1}
+    np.testing.assert_allclose(segments["end"] - segments["start"], 0.02)
     assert cli.main(["worst", str(tmp_path)]) == 0
     assert "single frames, which have no neighbours" in capsys.readouterr().out
 

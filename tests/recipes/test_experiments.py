@@ -24,9 +24,9 @@ def speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Utterances of three speakers in two languages."""
     folder = tmp_path_factory.mktemp("speech")
     items = []
-    for place, (speaker, language) in enumerate((("ann", "en"), ("bob", "it"), ("cid", "en"))):
+    for index, (speaker, language) in enumerate((("ann", "en"), ("bob", "it"), ("cid", "en"))):
         name = f"{speaker}_1"
-        write(folder / f"{name}.wav", voice(110.0 + 70 * place, place))
+        write(folder / f"{name}.wav", voice(110.0 + 70 * index, index))
         items.append({"id": name, "path": f"{name}.wav", "speaker": speaker, "language": language})
     (folder / "manifest.json").write_text(json.dumps({"items": items}))
     return folder / "manifest.json"
@@ -44,11 +44,11 @@ def test_rows_survive_a_kill_and_refuse_other_settings(tmp_path):
     rows.add("two, really", 1 / 3, x=math.nan)
     with open(tmp_path / "rows.csv", "a") as file:
         file.write("three,0.5,2.")  # cut off by a kill
-    again = toolkit.Rows(tmp_path, ("a", "b"), ("x",), {"every": 1})
-    known = again.has("two, really", 1 / 3), again.has("three", 0.5)
-    assert (len(again), *known) == (2, True, False)
-    again.add("three", 0.5, x=2.5)
-    assert again.mean("x") == 2.0  # NaN is left out
+    reopened = toolkit.Rows(tmp_path, ("a", "b"), ("x",), {"every": 1})
+    row_exists = reopened.has("two, really", 1 / 3), reopened.has("three", 0.5)
+    assert (len(reopened), *row_exists) == (2, True, False)
+    reopened.add("three", 0.5, x=2.5)
+    assert reopened.mean("x") == 2.0  # NaN is left out
     with open(tmp_path / "rows.csv", newline="") as file:
         assert [row["a"] for row in csv.DictReader(file)] == ["one", "two, really", "three"]
     with pytest.raises(SystemExit, match="every"):
@@ -67,11 +67,11 @@ def test_manifests_of_both_layouts_are_read(speech, rated, tmp_path):
     (three, *_) = toolkit.load_mixtures(options, RATE, talkers=3)
     assert three.references.shape[0] == 3
     options = parser.parse_args([*rated[:2], "--out", "x", "--seconds", "0.25", "--mixtures", "2"])
-    one, other = toolkit.load_mixtures(options, RATE, systems=True)
-    assert (one.name, other.name) == ("t1", "t3")
-    assert one.references.shape == (2, RATE // 4)
-    assert [name for name, *_ in one.outputs()] == ["s0", "s1", "s2"]
-    assert next(name for name, *_ in one.outputs(controls=True)) == "control:ref"
+    single, second_mixture = toolkit.load_mixtures(options, RATE, systems=True)
+    assert (single.name, second_mixture.name) == ("t1", "t3")
+    assert single.references.shape == (2, RATE // 4)
+    assert [name for name, *_ in single.outputs()] == ["s0", "s1", "s2"]
+    assert next(name for name, *_ in single.outputs(controls=True)) == "control:ref"
     (tmp_path / "b.json").write_text('{"items": [{"path": "x"}]}')
     options = parser.parse_args(["--manifest", str(tmp_path / "b.json"), "--out", "x"])
     with pytest.raises(SystemExit, match="manifest"):
@@ -85,16 +85,16 @@ def test_a_page_says_how_it_was_made_and_not_where(tmp_path):
     head = "\n".join(toolkit.page_head("Title", tmp_path / "sweeps.py", words, "Text."))
     command = "python recipes/experiments/sweeps.py leakage --manifest speech/manifest.json --steps"
     version = f"torch_mapss {toolkit.torch_mapss.__version__}, commit "
-    assert all(part in head for part in (f"    {command} 3\n", version, "seed 0"))
+    assert all(fragment in head for fragment in (f"    {command} 3\n", version, "seed 0"))
     assert str(tmp_path) not in head
 
 
 def test_made_up_outputs_are_what_they_are_called():
     script = recipe("signals")
     references = torch.stack([voice(110.0, 0), voice(190.0, 1), voice(150.0, 2)])
-    target, others = references[0], references[1:].sum(0)
-    torch.testing.assert_close(script.leakage(references, RATE, 0.5), target + 0.5 * others)
-    torch.testing.assert_close(script.others(references, RATE, 0), others)
+    target, interferers = references[0], references[1:].sum(0)
+    torch.testing.assert_close(script.leakage(references, RATE, 0.5), target + 0.5 * interferers)
+    torch.testing.assert_close(script.others(references, RATE, 0), interferers)
     same = script.random_phase(references, RATE, 0.0)
     torch.testing.assert_close(same, target, atol=1e-5, rtol=0)
     ratio = (target.norm() / (script.noisy(references, RATE, 20.0) - target).norm()).square()
@@ -112,16 +112,16 @@ def test_made_up_outputs_are_what_they_are_called():
 def test_lost_packets_are_nested_and_length_stays():
     script = recipe("signals")
     wave = torch.arange(16000.0)
-    few, many = (script.drop(wave, RATE, share) for share in (0.1, 0.2))
+    few, many_lost = (script.drop(wave, RATE, share) for share in (0.1, 0.2))
     assert len(few) == 14400
-    assert set(many.tolist()) < set(few.tolist())
+    assert set(many_lost.tolist()) < set(few.tolist())
     speech = voice(120.0, 3)
     for codec in ("none", "opus", "mp3"):
         made = script.lost_packets(speech[None], RATE, 0.1, codec)
         assert made.shape == speech.shape
         assert float(made.abs().max()) > 0.01
-    found = np.corrcoef(script.coded(speech, RATE, "opus"), speech)[0, 1]
-    assert 0.7 < found < 1.0  # a codec changes a voice, and keeps it
+    correlation = np.corrcoef(script.coded(speech, RATE, "opus"), speech)[0, 1]
+    assert 0.7 < correlation < 1.0  # a codec changes a voice, and keeps it
 
 
 @pytest.mark.slow
@@ -149,17 +149,17 @@ def test_sweeps_go_on_where_they_stopped(speech, tmp_path, monkeypatch):
 def test_behaviours_of_two_and_three_talkers(speech, tmp_path):
     arguments = ["--manifest", str(speech), "--out", str(tmp_path), "--mixtures", "1"]
     rows = recipe("behaviours").main([*arguments, *SMALL])
-    here = {"talkers": 2, "behaviour": "reference"}
+    own_columns = {"talkers": 2, "behaviour": "reference"}
     for name in ("clearance", "fidelity", "ps", "without a map: clearance"):
-        assert rows.mean(name, **here) > 0.99, name
-    other = {"talkers": 2, "behaviour": "other source"}
-    assert rows.mean("clearance", **other) < 1e-6
-    assert math.isnan(rows.mean("fidelity", **other))
+        assert rows.mean(name, **own_columns) > 0.99, name
+    other_columns = {"talkers": 2, "behaviour": "other source"}
+    assert rows.mean("clearance", **other_columns) < 1e-6
+    assert math.isnan(rows.mean("fidelity", **other_columns))
     (row,) = rows.where(talkers=2, behaviour="leakage 0.33")
     of_all = float(row["20 distortions: clearance"])  # of evenly spaced frames, not those drawn
     assert float(row["clearance"]) == pytest.approx(of_all, abs=0.15)
-    both = rows.where(talkers=3, behaviour="sum of the others (3 talkers)")
-    assert float(both[0]["clearance"]) < 0.05
+    three_talkers = rows.where(talkers=3, behaviour="sum of the others (3 talkers)")
+    assert float(three_talkers[0]["clearance"]) < 0.05
 
 
 def test_surfaces(tmp_path):
@@ -190,12 +190,12 @@ def test_rivals_know_a_good_output_from_a_bad_one():
 def test_a_rival_that_fails_leaves_a_nan_and_says_so(capsys):
     script = recipe("rivals")
 
-    def broken(*given: object) -> float:
+    def broken(*arguments: object) -> float:
         raise RuntimeError("no utterance found")
 
     rivals = {"broken": script.Rival("Broken", broken, "x")}
-    found = script.scored(rivals, torch.ones(8), torch.ones(2, 8), 0, RATE)
-    assert math.isnan(found["broken"])
+    scores = script.scored(rivals, torch.ones(8), torch.ones(2, 8), 0, RATE)
+    assert math.isnan(scores["broken"])
     assert "no utterance found" in capsys.readouterr().err
 
 
@@ -218,10 +218,10 @@ def test_mutual_information_is_that_of_danon():
 @pytest.mark.slow
 def test_histograms_and_mutual_information_of_frames(speech, tmp_path):
     arguments = ["--manifest", str(speech), "--out", str(tmp_path), "--bank-size", "20"]
-    found = recipe("frames").main([*arguments, "--bins", "4"])["mel"]
-    assert len(found["ps"]) == len(found["clearance_tail"]) > 0
-    assert (found["ps_radius"] > 0).any()
-    assert (np.nan_to_num(found["clearance_radius"]) == 0).all()
+    page_values = recipe("frames").main([*arguments, "--bins", "4"])["mel"]
+    assert len(page_values["ps"]) == len(page_values["clearance_tail"]) > 0
+    assert (page_values["ps_radius"] > 0).any()
+    assert (np.nan_to_num(page_values["clearance_radius"]) == 0).all()
     assert "| clearance |" in page_of(tmp_path)
     for name in ("histograms_mel", "snr"):
         assert (tmp_path / f"{name}.png").stat().st_size > 3000
@@ -232,11 +232,11 @@ def test_correlations_by_track_and_their_differences(tmp_path):
     lines = ["track,system,question,mean_rating,group"]
     rows = []
     for track in range(6):
-        for place in range(4):
-            lines.append(f"t{track}-{place},s,q,{place},t{track}")
-            row = {"mixture": f"t{track}-{place}", "system": "s", "source": "voice"}
-            swapped = {2: 3, 3: 2}.get(place, place) if track % 2 else place
-            rows.append({**row, "good": str(place), "fair": str(swapped)})
+        for track_index in range(4):
+            lines.append(f"t{track}-{track_index},s,q,{track_index},t{track}")
+            row = {"mixture": f"t{track}-{track_index}", "system": "s", "source": "voice"}
+            swapped = {2: 3, 3: 2}.get(track_index, track_index) if track % 2 else track_index
+            rows.append({**row, "good": str(track_index), "fair": str(swapped)})
     (tmp_path / "ratings.csv").write_text("\n".join(lines))
     ratings = script.Ratings(tmp_path / "ratings.csv", "group")
     table = script.stimuli(rows, ["good", "fair"], "q", ratings)
@@ -255,17 +255,17 @@ def test_correlations_by_track_and_their_differences(tmp_path):
 def test_one_page_of_all_measures_against_listeners(rated, tmp_path):
     script = recipe("listeners")
     arguments = [*rated, "--out", str(tmp_path), "--encoders", "mel", "waveform", *SMALL[2:]]
-    found = script.main([*arguments, "--no-rivals"])
-    assert len(found["scores"]) == 4 * 4 + 4 * 3  # the hidden reference by the first encoder
-    assert len(found["variants"]) == 4 * 3
+    correlations = script.main([*arguments, "--no-rivals"])
+    assert len(correlations["scores"]) == 4 * 4 + 4 * 3  # the hidden reference by the first encoder
+    assert len(correlations["variants"]) == 4 * 3
     page = page_of(tmp_path)
-    for part in (
+    for fragment in (
         "## interference",
         "| t0 voice |",
         "| PS | mel | 1.00 [1.00, 1.00] |",
         "| ref | 4 | 1.00 |",
     ):
-        assert part in page, part
+        assert fragment in page, fragment
     assert "without a map" in page
     arguments += ["--no-rivals", "--no-variants", "--unit", "group"]
     together = script.main(arguments)
@@ -287,16 +287,16 @@ def test_encoders_on_several_rated_sets_beside_other_measures(rated, tmp_path):
     rows = script.main(arguments)
     assert [len(rows[family]) for family in ("pair", "map")] == [2 * 2 * 16] * 2
     page = page_of(out)
-    for part in (
+    for fragment in (
         "| `mel` | 1.00 [1.00, 1.00] |",
         "| `waveform` | 0.00 [0.00, 0.00] | 0.00 [0.00, 0.00] |",  # less mel
         "## The same encoders on `further`",
         "| `emb_mse_x` | 0.9",  # lower is better: turned
     ):
-        assert part in page, part
+        assert fragment in page, fragment
     assert page.count("### interference") == 1
-    again = script.main([*arguments, "--families", "pair", "--encoders", "waveform"])
-    assert len(again["pair"]) == 64  # nothing anew
+    repeated = script.main([*arguments, "--families", "pair", "--encoders", "waveform"])
+    assert len(repeated["pair"]) == 64  # nothing anew
     assert "| PS |" not in page_of(out)
     assert "| `mel` |" not in page_of(out)
 
@@ -306,11 +306,11 @@ def test_two_versions_are_compared_output_by_output(tmp_path):
     folder.mkdir()
     lines, rows = ["track,source,system,question,mean_rating"], {"before": [], "after": []}
     for track in range(4):
-        for place, system in enumerate(("s0", "s1", "s2", "control:ref")):
-            lines.append(f"t{track},v,{system.removeprefix('control:')},q,{place}")
+        for system_index, system in enumerate(("s0", "s1", "s2", "control:ref")):
+            lines.append(f"t{track},v,{system.removeprefix('control:')},q,{system_index}")
             # Before: the wrong way round. After: right, but for two systems of track 0.
-            right = {1: 2, 2: 1}.get(place, place) if track == 0 else place
-            for time, value in (("before", 3 - place), ("after", right)):
+            right = {1: 2, 2: 1}.get(system_index, system_index) if track == 0 else system_index
+            for time, value in (("before", 3 - system_index), ("after", right)):
                 cells = f"rated_set,mel,t{track},{system},v,{value / 10},{value / 10},{-value}"
                 rows[time].append(f"{cells},9,{time}1")
     (folder / "ratings.csv").write_text("\n".join(lines))
@@ -344,10 +344,10 @@ def test_a_layer_is_not_judged_by_the_tracks_it_was_chosen_on():
 
 def test_every_family_is_left_out_once_and_the_next_one_overdone():
     script = recipe("banks")
-    found = script.configurations()
-    assert len(found) == 14
-    assert found["original"] == (None, None)
-    assert found["O. vibrato, E. notch"] == ("vibrato", "notch")
+    configurations = script.configurations()
+    assert len(configurations) == 14
+    assert configurations["original"] == (None, None)
+    assert configurations["O. vibrato, E. notch"] == ("vibrato", "notch")
     assert [*script.EXCESS] == [*script.FAMILIES]
     options = script.toolkit.parser("", manifest=False).parse_args(["--out", "x"])
     mapss = script.scorer(options, "mel", "O. echo, E. clipping")
@@ -406,11 +406,11 @@ def sebass(tmp_path_factory: pytest.TempPathFactory) -> Path:
         waves = [voice(100.0 + 35 * k, k, 0.45) for k in range(count)]
         for k, wave in enumerate(waves, 1):
             write(root / "SASSEC/Signals/orig" / f"{mixture}_{k}.wav", wave)
-            for place, leak in enumerate((0.05, 0.3, 0.9), 1):
-                name = f"Algo{place}"
+            for talker_index, leak in enumerate((0.05, 0.3, 0.9), 1):
+                name = f"Algo{talker_index}"
                 made = wave + leak * waves[k % count]
                 write(root / "SASSEC/Signals" / name / f"{mixture}_{k}.wav", made)
-                lines.append(f"SASSEC,{mixture},{k},{name},{100 - 30 * place + k}")
+                lines.append(f"SASSEC,{mixture},{k},{name},{100 - 30 * talker_index + k}")
     (root / "SASSEC" / "Signals" / "readme.txt").write_text("not audio")
     (root / "ratings.csv").write_text("\n".join(lines) + "\n")
     return root
@@ -418,10 +418,10 @@ def sebass(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_folders_become_manifests_of_the_papers_scenarios(sebass):
     script = recipe("sebass")
-    found = script.files_of(sebass, script.LAYOUT)
-    assert len(found) == 7 * 4
+    manifests = script.files_of(sebass, script.LAYOUT)
+    assert len(manifests) == 7 * 4
     rules = {**script.LAYOUT["scenarios"], **script.MULTILINGUAL}
-    made = {name: script.manifest(found, name, rule, sebass) for name, rule in rules.items()}
+    made = {name: script.manifest(manifests, name, rule, sebass) for name, rule in rules.items()}
     counts = {name: len(entries) for name, entries in made.items()}
     assert [name for name in counts if not counts[name]] == ["Music (Drums)"]
     (spanish,) = made["Spanish"]

@@ -34,8 +34,8 @@ def test_joined_encoders_have_equal_shares(whisper):
     joined = toolkit.load(f"mel+{whisper}@1")(waves)
     standardised = recipe("front_ends").Standardised
     encoders = mel_on_grid(16_000, 320, 400), toolkit.load(f"{whisper}@1")
-    parts = [standardised(encoder)(waves) for encoder in encoders]
-    means = [(part[0] - part[1]).square().mean(-1) for part in parts]
+    encoded = [standardised(encoder)(waves) for encoder in encoders]
+    means = [(output[0] - output[1]).square().mean(-1) for output in encoded]
     torch.testing.assert_close((joined[0] - joined[1]).square().sum(-1), means[0] + means[1])
     assert toolkit.shown(f"mel+{whisper}@1") == "mel+whisper@1"
 
@@ -55,9 +55,9 @@ def test_local_attention_does_not_see_far(whisper):
 
 @pytest.mark.slow
 def test_a_separator_is_trained_under_several_encoders(whisper, tmp_path):
-    for place, talker in enumerate(("low", "high")):
+    for talker_index, talker in enumerate(("low", "high")):
         for take in range(2):
-            wave = voice(110.0 * (place + 1) + 3 * take, 10 * place + take, 1.0)
+            wave = voice(110.0 * (talker_index + 1) + 3 * take, 10 * talker_index + take, 1.0)
             write(tmp_path / "speech" / f"{talker}_{take}.wav", wave)
     script, layer = recipe("losses"), f"{whisper}@1"
     arguments = ["--speech", str(tmp_path / "speech"), "--out", str(tmp_path / "out")]
