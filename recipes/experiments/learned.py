@@ -11,8 +11,9 @@ are, ``mapss_by_talker.json`` and ``ratings_by_talker.csv``. No data comes with 
 
 SRCC is taken over all outputs of a set (pooled), and over the systems of a track and averaged
 (within tracks); intervals resample tracks. Every frame counts; ``--also-frames N`` draws N frames a
-clip for PS and PM of further sets. Two files keep the rows: ``pair.csv`` clearance, fidelity and
-bleed, ``map.csv`` PS and PM; each row says the commit that made it, and the page repeats it.
+clip for PS and PM of further sets, and ``--also-map`` computes them by fewer encoders. Two files
+keep the rows: ``pair.csv`` clearance, fidelity and bleed, ``map.csv`` PS and PM; each row says the
+commit that made it, and the page repeats it. Layers of one Whisper are read from one pass.
 
 Weights: ``benchmarks/whisper_from_ctranslate2.py`` turns a CTranslate2 model into a folder for
 ``--encoders FOLDER@LAYER``; ``untrained.py`` makes the same shapes with random weights.
@@ -27,10 +28,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import hidden_states
 import pandas as pd
 import rated
 import toolkit
 
+from torch_mapss import MAPSS
 from torch_mapss.score_table import SCORES
 
 KEYS = ("dataset", "encoder", "mixture", "system", "source")
@@ -67,11 +70,14 @@ class RatedSet(NamedTuple):
     name: str
     options: argparse.Namespace  # with its manifest
     ratings: rated.Ratings
+    encoders: Mapping[str, Sequence[str]]  # by family
     map_frames: int | None  # of a clip, for PS and PM; None: all
 
 
 def rated_sets(options: argparse.Namespace) -> list[RatedSet]:
     """The set that the page is about, then the others."""
+    of_main = dict.fromkeys(FAMILIES, options.encoders)
+    of_further = of_main if options.also_map is None else {**of_main, "map": options.also_map}
     files = [(options.manifest, options.ratings, options.sample_frames)]
     for folder in options.also:
         suffix = "_by_talker" if (folder / "mapss_by_talker.json").exists() else ""
@@ -82,12 +88,14 @@ def rated_sets(options: argparse.Namespace) -> list[RatedSet]:
         mixtures = options.mixtures if manifest == options.manifest else options.also_mixtures
         changed = {"manifest": manifest, "mixtures": mixtures}
         of_set = argparse.Namespace(**{**vars(options), **changed})
-        sets.append(RatedSet(manifest.parent.name, of_set, rated.Ratings(ratings), map_frames))
+        encoders = of_main if manifest == options.manifest else of_further
+        name, listeners = manifest.parent.name, rated.Ratings(ratings)
+        sets.append(RatedSet(name, of_set, listeners, encoders, map_frames))
     return sets
 
 
 def score(options: argparse.Namespace, family: str) -> toolkit.Rows:
-    """Every rated output by every encoder; hidden references and anchors as well."""
+    """Every rated output by every encoder; hidden references and anchors by the pair alone."""
     settings = {
         "convention": options.convention,
         "bank_size": options.bank_size,
@@ -100,33 +108,55 @@ def score(options: argparse.Namespace, family: str) -> toolkit.Rows:
     commit = toolkit.commit()  # once: the folder may move on while this runs
     for rated_set in rated_sets(options):
         frames = rated_set.map_frames if family == "map" else None
-        for encoder in options.encoders:
-            score_set(rows, rated_set, encoder, family, frames, commit)
+        score_set(rows, rated_set, rated_set.encoders[family], family, frames, commit)
     return rows
 
 
 def score_set(
     rows: toolkit.Rows,
     rated_set: RatedSet,
-    encoder: str,
+    encoders: Sequence[str],
     family: str,
     frames: int | None,
     commit: str,
 ) -> None:
-    """The outputs of one set by one encoder that have no row yet."""
-    mapss = toolkit.scorer(rated_set.options, encoder)
-    prefix = rated_set.name, toolkit.shown(encoder)
-    rate = mapss.grid.sample_rate
-    for mixture in toolkit.load_mixtures(rated_set.options, rate, systems=True):
-        bank = None
-        for system, source_index, output in rated_set.ratings.outputs(mixture, controls=True):
-            key = *prefix, mixture.name, system, mixture.sources[source_index]
-            if not rows.has(*key):
-                if bank is None:
-                    bank = mapss.prepare(mixture.references[None], measures=FAMILIES[family])
-                scores = toolkit.target_scores(mapss, bank, output, source_index, frames)
-                kept = {name: scores.get(name) for name in (*NAMES[family], "frames")}
-                rows.add(*key, **kept, commit=commit)
+    """The outputs of one set that have no row yet, all encoders of a mixture in turn.
+
+    In this order the hidden states of one pass serve all layers of a model.
+    """
+    shared = hidden_states.shared_passes(encoders, rated_set.options.device)
+    scorers = {encoder: toolkit.scorer(rated_set.options, encoder, shared) for encoder in encoders}
+    rates = dict.fromkeys(mapss.grid.sample_rate for mapss in scorers.values())
+    for rate in rates:
+        at_rate = {name: mapss for name, mapss in scorers.items() if mapss.grid.sample_rate == rate}
+        for mixture in toolkit.load_mixtures(rated_set.options, rate, systems=True):
+            for encoder, mapss in at_rate.items():
+                score_mixture(rows, rated_set, mixture, encoder, mapss, family, frames, commit)
+            for one_pass in shared.values():
+                one_pass.forget()
+
+
+def score_mixture(
+    rows: toolkit.Rows,
+    rated_set: RatedSet,
+    mixture: toolkit.Mixture,
+    encoder: str,
+    mapss: MAPSS,
+    family: str,
+    frames: int | None,
+    commit: str,
+) -> None:
+    """The outputs of one mixture that have no row by this encoder yet."""
+    prefix = rated_set.name, toolkit.shown(encoder), mixture.name
+    bank = None
+    for system, source_index, output in rated_set.ratings.outputs(mixture, family == "pair"):
+        key = *prefix, system, mixture.sources[source_index]
+        if not rows.has(*key):
+            if bank is None:
+                bank = mapss.prepare(mixture.references[None], measures=FAMILIES[family])
+            scores = toolkit.target_scores(mapss, bank, output, source_index, frames)
+            kept = {name: scores.get(name) for name in (*NAMES[family], "frames")}
+            rows.add(*key, **kept, commit=commit)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -215,16 +245,18 @@ def crossed(table: pd.DataFrame, pooling: str) -> str:
 
 
 def gains(table: pd.DataFrame, base: str) -> str:
-    """SRCC within tracks of clearance and fidelity less that of another encoder, paired."""
+    """SRCC within tracks of every score less that of another encoder, paired."""
     lines = []
     for encoder in encoders_of(table):
         if encoder != base:
+            pairs = [(key_of(name, encoder), key_of(name, base)) for name in scores_of(table)]
             cells = [
-                str(rated.correlation(table, key_of(name, encoder), key_of(name, base)))
-                for name in ("clearance", "fidelity")
+                rated.correlation(table, *pair) if {*pair} <= {*table} else rated.UNDEFINED
+                for pair in pairs
             ]
-            lines.append([f"`{encoder}`", *cells])
-    return toolkit.markdown([f"less `{base}`", "clearance", "fidelity"], lines)
+            lines.append([f"`{encoder}`", *map(str, cells)])
+    header = [f"less `{base}`", *(toolkit.LABELS[name] for name in scores_of(table))]
+    return toolkit.markdown(header, lines)
 
 
 def objective_table(table: pd.DataFrame, names: Sequence[str]) -> str:
@@ -326,9 +358,8 @@ def page(
     about = (
         f"{len(outputs)} outputs of {len(mixtures)} mixtures of `{main_set.name}`, every frame, "
         f"`{options.convention}` convention. {versions(rows_by_family)} SRCC; in brackets the 95 % "
-        "interval over tracks (BCa bootstrap). A dash: not run yet; the command goes on where it "
-        "stopped. With five systems a track the SRCC within a track takes few values: a tenth is "
-        "noise."
+        "interval over tracks (BCa bootstrap). A dash: not computed. With five systems a track the "
+        "SRCC within a track takes few values: a tenth is noise."
     )
     text = toolkit.page_head(f"{main_set.name}: what encoders hear", __file__, arguments, about)
     for question in main_set.ratings.questions:
@@ -346,13 +377,13 @@ def page(
             text += ["", f"## {question}: which layer", "", LAYERS, *layers]
     for rated_set in further:
         count = rated_set.map_frames
-        drawn = f"PS and PM of {count} frames a clip, drawn at random" if count else "PS and PM too"
+        drawn = "every frame"
+        if count:
+            drawn = f"clearance and fidelity of every frame; PS and PM of {count} frames a clip"
         text += ["", f"## The same encoders on `{rated_set.name}`", ""]
         pair_rows = rows_by_family["pair"].where(dataset=rated_set.name, encoder=base)
         tracks = len({rated_set.ratings.unit(row["mixture"]) for row in pair_rows})
-        text += [
-            f"{tracks} tracks. SRCC within tracks; clearance and fidelity of every frame; {drawn}."
-        ]
+        text += [f"{tracks} tracks. SRCC within tracks; {drawn}."]
         for question in rated_set.ratings.questions:
             table = table_of(rows_by_family, rated_set, question, encoders)
             text += ["", f"### {question}", "", crossed(table, "per_track")]
@@ -365,6 +396,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, toolkit.Rows]:
     parser.add_argument("--also", type=Path, nargs="+", default=[], help="folders of further sets")
     parser.add_argument(
         "--also-frames", type=int, metavar="N", help="of their clips, for PS and PM"
+    )
+    parser.add_argument(
+        "--also-map", nargs="*", metavar="NAME[@LAYER]", help="encoders of PS and PM there"
     )
     parser.add_argument("--also-mixtures", type=int, metavar="N", help="of them, evenly spaced")
     parser.add_argument("--objective", type=Path, help="CSV: track, system, other measures")

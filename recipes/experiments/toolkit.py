@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,9 @@ from torch_mapss.audio import load_audio, resample, to_mono
 from torch_mapss.encoders import Encoder, load_encoder
 from torch_mapss.encoders.custom import CustomEncoder
 from torch_mapss.encoders.mel import mel_on_grid
+
+if TYPE_CHECKING:
+    from hidden_states import SharedPass
 
 LABELS = {
     "clearance": "clearance",
@@ -78,9 +81,14 @@ def parser(doc: str | None, *, manifest: bool = True, scoring: bool = True, rati
     return made
 
 
-def scorer(options: argparse.Namespace, encoder: str, **more: Any) -> MAPSS:
+def scorer(
+    options: argparse.Namespace,
+    encoder: str,
+    shared: Mapping[str, SharedPass] | None = None,
+    **more: Any,
+) -> MAPSS:
     """The MAPSS that the options ask for, all of whose measures read ``encoder``."""
-    loaded = load(encoder, options.device)
+    loaded = load(encoder, options.device, shared)
     if options.bank_size is not None:
         for kind in ("separation", "match"):
             more.setdefault(f"{kind}_bank", DistortionBank(kind, size=options.bank_size))
@@ -98,10 +106,23 @@ def shown(encoder: str) -> str:
     return "+".join(Path(part).name for part in encoder.split("+"))
 
 
-def load(encoder: str, device: str | None = None) -> Encoder:
+def model_and_layer(encoder: str) -> tuple[str, int | None]:
+    """Name and layer of ``NAME@LAYER``; None where no layer is named."""
+    name, _, layer = encoder.rpartition("@")
+    return (name, int(layer)) if name and layer.isdigit() else (encoder, None)
+
+
+def load(
+    encoder: str, device: str | None = None, shared: Mapping[str, SharedPass] | None = None
+) -> Encoder:
     """An encoder by its name, a folder or hub id; ``NAME@LAYER`` names its layer.
 
     Front ends made of others (`front_ends.py`): ``NAME@LAYER:KIND`` and ``NAME+NAME``.
+
+    Args:
+        encoder: its name.
+        device: of its weights.
+        shared: model -> the pass that its layers are read from (`hidden_states.py`).
 
     Raises:
         SystemExit: its weights are not at hand.
@@ -110,7 +131,7 @@ def load(encoder: str, device: str | None = None) -> Encoder:
 
     if "+" in encoder:
         first, second = (
-            None if part == "mel" else load(part, device) for part in encoder.split("+")
+            None if part == "mel" else load(part, device, shared) for part in encoder.split("+")
         )
         grid = first or second
         if grid is None:
@@ -119,11 +140,13 @@ def load(encoder: str, device: str | None = None) -> Encoder:
         return CustomEncoder(front_ends.Joined(first or mel, second or mel))
     plain, _, kind = encoder.rpartition(":")
     if kind in front_ends.FRONT_ENDS:
-        return CustomEncoder(front_ends.FRONT_ENDS[kind](load(plain, device)))
-    name, _, layer = encoder.rpartition("@")
-    name, layer = (name, layer) if name and layer.isdigit() else (encoder, "")
+        layers = None if kind == "local" else shared  # local attention is another pass
+        return CustomEncoder(front_ends.FRONT_ENDS[kind](load(plain, device, layers)))
+    name, layer = model_and_layer(encoder)
+    if layer is not None and shared and name in shared:
+        return shared[name].layer(layer)
     try:
-        return load_encoder(name, device=device, **({"layer": int(layer)} if layer else {}))
+        return load_encoder(name, layer=layer, device=device)
     except OSError as error:
         raise SystemExit(f"{error} `untrained.py` makes its shape with random weights.") from error
 

@@ -53,6 +53,31 @@ def test_local_attention_does_not_see_far(whisper):
     torch.testing.assert_close(*same, atol=1e-5, rtol=1e-4)
 
 
+def test_layers_of_one_pass_are_those_of_encoders_of_their_own(whisper, monkeypatch):
+    toolkit, hidden_states = recipe("toolkit"), recipe("hidden_states")
+    names = [f"{whisper}@{layer}" for layer in range(3)]
+    shared = hidden_states.shared_passes(["mel", *names, f"{whisper}@1:local"])
+    assert [*shared] == [str(whisper)]
+    one_pass = shared[str(whisper)]
+    passes: list[int] = []
+    monkeypatch.setattr(
+        hidden_states,
+        "hidden_states",
+        lambda *call, original=hidden_states.hidden_states: passes.append(1) or original(*call),
+    )
+    waves = torch.stack([voice(120.0, 0, 1.0), voice(180.0, 1, 1.0)])
+    one_pass.encoder.memory_budget = 1  # a chunk for each clip
+    for name in names:
+        embeddings = toolkit.load(name, shared=shared)(waves)
+        torch.testing.assert_close(embeddings, toolkit.load(name)(waves), atol=1e-5, rtol=1e-5)
+    assert len(passes) == 1
+    toolkit.load(names[0], shared=shared)(waves.flip(0))
+    one_pass.forget()
+    toolkit.load(names[0], shared=shared)(waves)
+    assert len(passes) == 3
+    assert hidden_states.shared_passes([names[1], f"mel+{names[1]}"]) == {}  # one layer alone
+
+
 @pytest.mark.slow
 def test_a_separator_is_trained_under_several_encoders(whisper, tmp_path):
     for talker_index, talker in enumerate(("low", "high")):
