@@ -110,7 +110,7 @@ class Side:
     n: int  # points of the cluster, N_p + 1
 
 
-def _separation_sides(frame: Frame, output: int, convention: str) -> tuple[Side, Side]:
+def separation_sides(frame: Frame, output: int, convention: str) -> tuple[Side, Side]:
     """The own cluster and the closest foreign one; j* is that of the retained space."""
     psi, d, sides = frame.map.coordinates, frame.map.d, {}
     for j in frame.sources:
@@ -132,7 +132,7 @@ def _separation_widths(
 
     The tail is the gradient norm of PS [eq:finite_sample_error_ps] times the errors of A and B.
     """
-    custom, foreign = _separation_sides(frame, output, convention)
+    custom, foreign = separation_sides(frame, output, convention)
     a, b = custom.distance, foreign.distance
     radius = (b * math.sqrt(custom.discarded) + a * math.sqrt(foreign.discarded)) / (a + b) ** 2
     lipschitz = math.hypot(a, b) / (a + b) ** 2
@@ -140,14 +140,14 @@ def _separation_widths(
     n = (
         max(int(EFFECTIVE * custom.n), 3) if convention == "reference" else None
     )  # the own cluster's
-    errors = [_side_error(side, delta / events, convention, n=n) for side in (custom, foreign)]
+    errors = [side_error(side, delta / events, convention, n=n) for side in (custom, foreign)]
     if convention == "paper":
         return radius, lipschitz * math.sqrt(sum(errors))
     tail = lipschitz * math.hypot(*errors)
     return radius, min(tail, 1.0) if convention == "reference" else tail
 
 
-def _side_error(
+def side_error(
     side: Side, delta: float, convention: str, constant: float = 1.0, n: float | None = None
 ) -> float:
     """ε of [eq:temp_A]: Δ_μ of [eq:ps_mu], Δ_Σ of [eq:ps_cov], over n effective points.
@@ -181,7 +181,7 @@ class GammaFit:
     gap_a: float  # δ_{G,a} [eq:diff_sq_mahal_out]
 
 
-def _gamma_fit(frame: Frame, output: int, convention: str) -> GammaFit:
+def gamma_fit(frame: Frame, output: int, convention: str) -> GammaFit:
     """Of the deviations from the reference [eq:cov_pm].
 
     "reference" takes Σ_d and Σ_m about the mean of the deviations and only C_dm about the
@@ -221,7 +221,7 @@ def _match_widths(frame: Frame, output: int, delta: float, convention: str) -> t
     C_1 = C_2 = 1; "derived" takes the box of the radius up to the full-space k and θ themselves.
     The tail bounds the moments by Bernstein, then k and θ to first order.
     """
-    fit = _gamma_fit(frame, output, convention)
+    fit = gamma_fit(frame, output, convention)
     n, a, reference = len(fit.g), fit.a, convention == "reference"
     mean, variance = _moments(fit.g, convention)
     sigma, guard = math.sqrt(variance), 1e-9 if reference else 0.0

@@ -113,10 +113,10 @@ def test_constants_enter_as_in_the_oracle(monkeypatch: pytest.MonkeyPatch) -> No
         np.testing.assert_allclose(bounds.tail.numpy(), expected.tail, rtol=1e-8)
     frame = oracle.embed_frame(*points)
     assert frame is not None
-    own_side, foreign = oracle_bounds._separation_sides(frame, 0, "paper")
+    own_side, foreign = oracle_bounds.separation_sides(frame, 0, "paper")
     for convention, events in (("paper", 2), ("derived", 4)):
         errors = [
-            oracle_bounds._side_error(side, 0.05 / events, convention, constant=3.0)
+            oracle_bounds.side_error(side, 0.05 / events, convention, constant=3.0)
             for side in (own_side, foreign)
         ]
         joined = math.sqrt(sum(errors)) if convention == "paper" else math.hypot(*errors)

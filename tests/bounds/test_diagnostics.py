@@ -29,7 +29,7 @@ def test_gamma_test_is_scipys_kolmogorov_smirnov() -> None:
         frame = oracle.embed_frame(*points, mask=mask[f].numpy())
         assert frame is not None
         for o in range(2):
-            fit = oracle_bounds._gamma_fit(frame, o, "paper")
+            fit = oracle_bounds.gamma_fit(frame, o, "paper")
             k, theta = oracle.gamma_moments(fit.g)
             expected = scipy.stats.kstest(fit.g, scipy.stats.gamma(k, scale=theta).cdf)
             statistic, p_value, *parameters = (x[f, o].item() for x in tests)

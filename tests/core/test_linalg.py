@@ -57,7 +57,7 @@ def test_large_batches_are_shared_and_small_ones_are_not(threads_used: set[int])
     assert threads_used == {threading.get_ident()}
     threads_used.clear()
     linalg.eigh(symmetric(40))
-    if linalg._own_core() is None:
+    if linalg.single_core_setup() is None:
         pytest.skip("torch without MKL")
     assert threads_used
     assert threading.get_ident() not in threads_used
@@ -67,7 +67,7 @@ def test_threads_keep_to_themselves_and_leave_the_process_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.undo()  # torch's own answer sets a thread up
-    keep = linalg._own_core()
+    keep = linalg.single_core_setup()
     if keep is None:
         pytest.skip("torch without MKL")
     before, inside = torch.__config__.parallel_info(), []

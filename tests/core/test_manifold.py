@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torch_mapss import functional as F
-from torch_mapss.core.kernel import _middle_of_pairs, gaussian_kernel
+from torch_mapss.core.kernel import middle_of_pairs, gaussian_kernel
 from torch_mapss.core.settings import Settings
 from torch_mapss.core.spectrum import retained_dimension
 
@@ -120,10 +120,10 @@ def test_median_takes_both_middle_values_of_an_even_number_of_pairs():
     points = torch.tensor([[0.0], [1.0], [3.0], [7.0]], dtype=torch.float64)
     squared = (points - points.mT).square()
     # pairs: 1, 4, 9, 16, 36, 49
-    assert _middle_of_pairs(squared[None], None, True) == (9.0, 16.0)
-    assert _middle_of_pairs(squared[None], None, False) == (9.0, 9.0)
+    assert middle_of_pairs(squared[None], None, True) == (9.0, 16.0)
+    assert middle_of_pairs(squared[None], None, False) == (9.0, 9.0)
     valid = torch.tensor([[True, True, True, False]])
-    assert _middle_of_pairs(squared[None], valid, True) == (4.0, 4.0)
+    assert middle_of_pairs(squared[None], valid, True) == (4.0, 4.0)
 
 
 def test_pairs_tied_but_for_rounding_share_the_slope_of_the_median():

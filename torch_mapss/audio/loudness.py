@@ -83,7 +83,7 @@ def _k_response(sample_rate: int, length: int, dtype: torch.dtype, device: torch
         return response.to(dtype).to(device)
 
 
-def _k_weight(wave: Tensor, sample_rate: int) -> Tensor:
+def k_weighted(wave: Tensor, sample_rate: int) -> Tensor:
     """`wave (..., T)` after both sections, started at rest.
 
     The recursion is run as a product of spectra: a loop over samples would be slow on a GPU and in
@@ -99,13 +99,13 @@ def _k_weight(wave: Tensor, sample_rate: int) -> Tensor:
     return torch.fft.irfft(spectrum * response, n=length)[..., :samples]
 
 
-def _powers(wave: Tensor, sample_rate: int) -> tuple[Tensor, Tensor]:
+def block_powers(wave: Tensor, sample_rate: int) -> tuple[Tensor, Tensor]:
     """Mean squares after K-weighting: of the gating blocks `(..., K)`, of all samples `(...)`.
 
     Blocks are four hops of 100 ms (rounded to samples); a block that the end cuts short is left
     out, as the standard says. K is 0 for a signal shorter than one block.
     """
-    squares = _k_weight(wave, sample_rate).square()
+    squares = k_weighted(wave, sample_rate).square()
     return _blocks(_hop_means(squares, round(sample_rate / 10))), squares.mean(-1)
 
 
@@ -121,7 +121,7 @@ def _blocks(hops: Tensor) -> Tensor:
     return hops.unfold(-1, _HOPS_PER_BLOCK, 1).mean(-1)
 
 
-def _lufs(power: Tensor) -> Tensor:
+def lufs(power: Tensor) -> Tensor:
     return _LOUDNESS_OFFSET + 10 * power.log10()
 
 
@@ -132,9 +132,9 @@ def _gated(blocks: Tensor, shift: Tensor) -> Tensor:
         `(..., K)` bool. Both comparisons are strict (equations 4 and 6): with nothing above the
         absolute gate the relative one is NaN and lets nothing through either.
     """
-    loudness = _lufs(blocks) + shift.unsqueeze(-1)
+    loudness = lufs(blocks) + shift.unsqueeze(-1)
     above = loudness > _ABSOLUTE_GATE
-    relative = _lufs(masked_mean(blocks, above)) + shift + _RELATIVE_GATE
+    relative = lufs(masked_mean(blocks, above)) + shift + _RELATIVE_GATE
     return above & (loudness > relative.unsqueeze(-1))
 
 
@@ -195,9 +195,9 @@ def integrated_loudness(wave: Tensor, sample_rate: int) -> Tensor:
     unit, *scale = unit_peak(check_samples(wave, "wave"))
     peak, silent = (x.squeeze(-1) for x in scale)
     level = 20 * peak.log10()
-    blocks, whole = _powers(unit, rate)
+    blocks, whole = block_powers(unit, rate)
     power = _gated_power(blocks, whole, _gated(blocks.detach(), level))
-    return torch.where(silent, -torch.inf, _lufs(torch.where(silent, 1.0, power)) + level)
+    return torch.where(silent, -torch.inf, lufs(torch.where(silent, 1.0, power)) + level)
 
 
 def normalize_loudness(
@@ -245,7 +245,7 @@ def at_loudness(
             signal counts where no block does.
     """
     unit, _, silent = unit_peak(wave)
-    blocks, whole = _powers(unit, rate)
+    blocks, whole = block_powers(unit, rate)
     gain = _gain(blocks, whole, silent.squeeze(-1), target, gates)
     loud = unit * gain.unsqueeze(-1)
     if peak == math.inf:
@@ -263,7 +263,7 @@ def passing_blocks(wave: Tensor, rate: int, target: float) -> Tensor:
     plays: nothing that it adds in the pauses changes its level.
     """
     unit, _, silent = unit_peak(wave)
-    return _passing(*_powers(unit, rate), target) & ~silent
+    return _passing(*block_powers(unit, rate), target) & ~silent
 
 
 def _passing(blocks: Tensor, whole_power: Tensor, target: float) -> Tensor:
@@ -273,7 +273,7 @@ def _passing(blocks: Tensor, whole_power: Tensor, target: float) -> Tensor:
     # the absolute gate can change, so two rounds settle it; four cost little.
     blocks, power = blocks.detach(), whole_power.detach()
     for _ in range(4):
-        gates = _gated(blocks, target - _lufs(power))
+        gates = _gated(blocks, target - lufs(power))
         power = _gated_power(blocks, whole_power.detach(), gates)
     return gates
 
@@ -286,12 +286,12 @@ def _gain(
         gates = _passing(blocks, whole, target)
     power = _gated_power(blocks, whole, gates).clamp(min=_LEAST_POWER)
     power = torch.where(silent, 1.0, power)
-    return torch.where(silent, 1.0, 10 ** ((target - _lufs(power)) / 20))
+    return torch.where(silent, 1.0, 10 ** ((target - lufs(power)) / 20))
 
 
 def k_weighted_energy(wave: Tensor, rate: int) -> Tensor:
     """Sum of the squares `(...)` of signals `(..., T)` after K-weighting, in float64."""
-    return _k_weight(wave, rate).double().square().sum(-1)
+    return k_weighted(wave, rate).double().square().sum(-1)
 
 
 class Meter:
@@ -327,7 +327,7 @@ class Meter:
         """
         lead = min(self.lead, start)
         segment = piece[..., lead:]
-        squares = _k_weight(piece, self.sample_rate)[..., lead:].square()
+        squares = k_weighted(piece, self.sample_rate)[..., lead:].square()
         means, first = _hop_means(squares, self.hop), start // self.hop
         hops = (*rows, slice(first, first + means.shape[-1]))
         self._hops[hops] = means

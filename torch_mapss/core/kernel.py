@@ -122,7 +122,7 @@ def _distances_and_median(
     Accurate also where most points coincide, if values may be read to find where (``may_sync``).
     """
     squared, largest = _gram_distances(x)
-    lower, upper = _middle_of_pairs(squared, valid, middle)
+    lower, upper = middle_of_pairs(squared, valid, middle)
     imprecise = (lower + upper) / 2.0 < GRAM_RATIO * largest
     if may_sync and bool(imprecise.any()):
         frames = imprecise.nonzero()[:, 0]
@@ -130,7 +130,7 @@ def _distances_and_median(
         apart = torch.cdist(x[frames], x[frames], compute_mode="donot_use_mm_for_euclid_dist")
         squared[frames] = apart.square_()
         present = None if valid is None else valid[frames]
-        lower[frames], upper[frames] = _middle_of_pairs(squared[frames], present, middle)
+        lower[frames], upper[frames] = middle_of_pairs(squared[frames], present, middle)
         imprecise = torch.zeros_like(imprecise)
     return squared, (lower, upper), imprecise
 
@@ -144,7 +144,7 @@ def _gram_distances(x: Tensor) -> tuple[Tensor, Tensor]:
     return squared, norms.amax(-1)
 
 
-def _middle_of_pairs(squared: Tensor, valid: Tensor | None, middle: bool) -> tuple[Tensor, Tensor]:
+def middle_of_pairs(squared: Tensor, valid: Tensor | None, middle: bool) -> tuple[Tensor, Tensor]:
     """The two middle values (F,) over the pairs i < j of each frame.
 
     ``middle=False`` takes the lower one twice. Absent pairs are moved out to -inf and +inf in

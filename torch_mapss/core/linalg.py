@@ -49,7 +49,7 @@ def _in_parts(
     matrices = matrices.detach()
     allowed = torch.get_num_threads()
     threads = min(allowed, len(matrices) // LEAST_PART)
-    if matrices.device.type != "cpu" or threads < 2 or _own_core() is None:
+    if matrices.device.type != "cpu" or threads < 2 or single_core_setup() is None:
         return decompose(matrices)
     batches = matrices.split(-(-len(matrices) // threads))
     decompositions = list(_pool(allowed).map(decompose, batches))
@@ -59,12 +59,12 @@ def _in_parts(
 def _pool(threads: int) -> ThreadPoolExecutor:
     key = os.getpid(), threads
     if key not in _pools:
-        _pools[key] = ThreadPoolExecutor(threads, "torch_mapss", initializer=_own_core())
+        _pools[key] = ThreadPoolExecutor(threads, "torch_mapss", initializer=single_core_setup())
     return _pools[key]
 
 
 @functools.cache
-def _own_core() -> Callable[[], None] | None:
+def single_core_setup() -> Callable[[], None] | None:
     """What keeps OpenMP and MKL to the calling thread, for this thread alone; None without MKL.
 
     ``torch.set_num_threads`` would not do: it is for the whole process, and it also makes MKL
