@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -88,6 +89,15 @@ def make_loss(name: str, options: argparse.Namespace) -> MAPSSLoss | None:
     )
 
 
+def prepares(loss: MAPSSLoss | None) -> bool:
+    """Whether references are prepared ahead, which PS and PM need.
+
+    Clearance and fidelity alone encode them anew at every step, on a grid of frames that the loss
+    draws: that is cheap, and nothing can hide between the frames of one grid.
+    """
+    return loss is not None and not {"separation", "match"}.isdisjoint(loss.measures)
+
+
 class HeldOut:
     """Fixed mixtures of utterances that are not trained on, and their prepared references."""
 
@@ -169,7 +179,7 @@ def train(
     judge = MAPSS(options.encoder, measures="separation", device=options.device)
     seconds = preparing = 0.0
     step_start = time.perf_counter()
-    pool = Pool(voices, options, seed, None if loss is None else loss.prepare)
+    pool = Pool(voices, options, seed, loss.prepare if prepares(loss) else None)
     bar = tqdm(range(1, options.steps + 1), desc=f"{name}, seed {seed}", mininterval=5.0)
     for step in bar:
         references, bank = pool.draw(curriculum.lowest, curriculum.highest)
@@ -179,7 +189,7 @@ def train(
             estimates = matched(estimates, references, options.target)
             value = -audio.si_sdr(estimates, references).mean() / 10.0
         else:
-            value = loss(estimates, bank)
+            value = loss(estimates, references if bank is None else bank)
         value.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 5.0)
         optimizer.step()
@@ -213,10 +223,10 @@ def page(rows: Sequence[dict[str, Any]], command: str) -> str:
     at_end = tests.groupby(["loss", "seed"], sort=False)[[*MEASURES, *PACE]].last()
     text = f"""    {command}
 
-torch_mapss {torch_mapss.__version__}, torch {torch.__version__}.
+torch_mapss {torch_mapss.__version__}, commit {commit()}, torch {torch.__version__}.
 
 Held out: mean over {at_end.index.get_level_values("seed").nunique()} seeds (least to greatest).
-`seconds` is what a step takes, `preparing` what of it prepares references.
+`seconds` is what a step takes, `preparing` what of it prepares references beforehand (PS and PM).
 
 {table(at_end, "{:.3f}")}
 """
@@ -230,6 +240,15 @@ seeds agree in sign.
 {table(changes, "{:+.3f}")}
 """
     return text
+
+
+def commit() -> str:
+    """Commit of the checkout that this file is in; "unknown" outside of one."""
+    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
 def table(values: pd.DataFrame, form: str) -> str:

@@ -109,20 +109,21 @@ def test_preparing_reads_a_few_values_more_for_each_length(mapss):
     default = MAPSS("mel")
     with counted() as batch_counts:
         default.prepare(signals(0.5)[1])
-    assert 0 < batch_counts.reads.total() <= 17, batch_counts.lines
-    assert counts[0] <= 16
-    assert counts[1] <= counts[0] + 3 * 13, waits.lines
+    # Three of them, of the taps of reverberation, are of tensors that are made on the CPU.
+    assert 0 < batch_counts.reads.total() <= 15, batch_counts.lines
+    assert counts[0] <= 14
+    assert counts[1] <= counts[0] + 3 * 12, waits.lines
 
 
 def test_the_counter_counts():
     x = torch.tensor([3.0, 0.0, 2.0])
     with counted(far=True) as waits:
-        _ = bool(x.any()), x.nonzero(), x[x > 0], x.tolist(), x.numpy(), x.cpu()
+        _ = bool(x.any()), x.nonzero(), x[x > 0], x.tolist(), x.cpu().numpy()
         _ = torch.bincount(x.long()), torch.unique(x), torch.equal(x, x)
         _ = x.repeat_interleave(x.long())
         x.index_put_((x > 2,), x[:1])
         _ = torch.tensor([1, 2])
-    assert waits.reads.total() == 11, waits.lines
+    assert waits.reads.total() == 10, waits.lines
     assert waits.uploads.total() == 1
 
 

@@ -60,7 +60,7 @@ def test_values_are_means_of_the_scores(references, loss, weighting, options, of
     if weighting == "mine":
         weights = torch.arange(scores.ps.numel()).reshape(scores.ps.shape) % 7 + 1.0
         weighting = lambda scores, bank: weights.to(scores.ps)  # noqa: E731
-    value = loss(mapss, weighting=weighting, **options)(estimates, references)
+    value = loss(mapss, weighting=weighting, **options).eval()(estimates, references)
     expected = by_hand(of(scores), scores.active, weights)
     assert float(value) == pytest.approx(expected, rel=1e-4)
     assert (value.shape, value.dtype) == ((), torch.float32)

@@ -44,9 +44,9 @@ How to read what comes out:
   gates of its *reference*: what leaks into pauses does not change its level. PS and PM level it by
   its own gates, as the paper does, or likewise with ``MAPSS(gain="reference")``.
 * The log-mel frames of clearance and fidelity have windows of two and a half hops, so that nothing
-  falls between two frames; training on one grid holds on others. To train on all of them, cut the
-  same few samples, fewer than a hop, off both signals at each step: references are then encoded
-  anew, where a bank would have kept them.
+  falls between two frames; what is trained on one grid holds on others. In training mode the losses
+  with clearance or fidelity draw a grid for every call, where references come as waveforms; a bank
+  has one grid.
 * ``utterance()`` gives means over the scored frames, and ``ps_pesq``, the paper's PESQ-like pooling
   with its own range [1.085, 1.315].
 * Compare scores only if encoder, layer and bank are the same.

@@ -27,6 +27,12 @@ class Call(NamedTuple):
     attributed: tuple[int, ...]  # (S',) source of each estimate
     measures: tuple[str, ...]  # to be computed
     budget: Budget  # of memory
+    offset: int = 0  # samples at the beginning that clips and bank leave out
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """(B,) true lengths in samples, as handed in."""
+        return tuple(length + self.offset for length in self.bank.lengths)
 
     @property
     def wants_gradient(self) -> bool:
@@ -50,6 +56,7 @@ def make_call(
     *,
     pit: str | None = None,
     warn: bool = False,
+    grid_shift: float = 0.0,
 ) -> Call:
     """Check the arguments of a call, and prepare references that are no bank.
 
@@ -63,6 +70,9 @@ def make_call(
         budget: of memory.
         pit: how the order of estimates will be looked for; refused where they have none.
         warn: name mixtures that have no frame to score.
+        grid_shift: where the frames begin, as a share of a hop in [0, 1). Samples before it are
+            left out, fewer where the shortest clip would lose its last frame; none with a bank,
+            whose frames are made already.
 
     Raises:
         TypeError: not tensors of a type that holds audio.
@@ -93,9 +103,11 @@ def make_call(
     if waves.requires_grad and torch.is_grad_enabled():
         inputs.check_gradient(config, true)
     # All that is cheap is checked: distorting and encoding take long.
-    bank = references
+    bank, offset = references, 0
     if not isinstance(bank, ReferenceBank):
-        bank = prepare(config, bank[..., :samples], true, measures, budget, warn)
+        offset = inputs.grid_offset(config, grid_shift, min(true))
+        of_estimates = bank[..., :samples]
+        bank = prepare(config, of_estimates, true, measures, budget, warn, offset=offset)
     groups = [clips.items for clips in bank.groups]
-    clips = inputs.clips_of(config, waves, valid, true, groups)
-    return Call(waves, clips, bank, source_of_estimate, measures, budget)
+    clips = inputs.clips_of(config, waves[..., offset:], valid, bank.lengths, groups)
+    return Call(waves, clips, bank, source_of_estimate, measures, budget, offset)

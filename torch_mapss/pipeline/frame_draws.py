@@ -1,4 +1,4 @@
-"""Random frames: a generator for every draw, the same for equal seeds on every machine."""
+"""Random frames and grids: draws by seed and number, the same on every machine."""
 
 from __future__ import annotations
 
@@ -14,3 +14,9 @@ def frame_generator(seed: int, draw: int) -> torch.Generator:
     """
     digest = hashlib.sha256(f"frames/{seed}/{draw}".encode()).digest()
     return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:4], "big"))
+
+
+def grid_shift(seed: int, draw: int) -> float:
+    """Where the ``draw``-th grid of frames begins under a seed, as a share of a hop in [0, 1)."""
+    digest = hashlib.sha256(f"grid/{seed}/{draw}".encode()).digest()
+    return int.from_bytes(digest[:6], "big") / 2**48

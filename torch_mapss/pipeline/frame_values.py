@@ -80,7 +80,8 @@ def scores_of(config: Config, values: FrameValues) -> Scores:
         if measure.spectrum:  # the same for all estimates of a frame
             name = f"{measure.name}_dimension"
             fields[name] = values.of(measure, name).detach().amax(1).round().long()
-    times = devices.back(config.times(call.bank.frames), call.estimates.device)
+    times = config.times(call.bank.frames) + call.offset / config.sample_rate
+    times = devices.back(times, call.estimates.device)
     return Scores(values.active, times, call.measures, **fields)
 
 

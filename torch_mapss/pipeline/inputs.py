@@ -226,8 +226,8 @@ def true_lengths(
             f"lengths {true} differ from those the bank was prepared with, {bank.lengths}. Leave "
             "lengths out: the bank has them."
         )
-    grid, rate, shortest = config.grid, config.sample_rate, min(true)
-    least = -(-grid.receptive_field * rate // grid.sample_rate)  # samples of one frame
+    rate, shortest = config.sample_rate, min(true)
+    least = samples_of_a_frame(config)
     if shortest < least:
         widest = max(config.encoders.values(), key=lambda slot: slot.frames.receptive_field)
         raise ValueError(
@@ -236,6 +236,24 @@ def true_lengths(
             f"least {least} samples ({1000 * least / rate:.1f} ms) at {rate} Hz. Pass longer clips."
         )
     return true
+
+
+def samples_of_a_frame(config: Config) -> int:
+    """How many samples as handed in one frame takes."""
+    grid = config.grid
+    return -(-grid.receptive_field * config.sample_rate // grid.sample_rate)
+
+
+def grid_offset(config: Config, share: float, shortest: int) -> int:
+    """Samples to leave out at the beginning, so that frames begin a share of a hop later.
+
+    Args:
+        config: whose grid it is.
+        share: of a hop, in [0, 1).
+        shortest: samples of the shortest clip, which keeps one frame.
+    """
+    hop = config.grid.hop * config.sample_rate / config.grid.sample_rate
+    return min(int(share * hop), shortest - samples_of_a_frame(config))
 
 
 # ------------------------------------------------------------------------------------------------

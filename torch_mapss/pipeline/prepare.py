@@ -32,6 +32,7 @@ def prepare(
     budget: Budget,
     warn: bool,
     excerpts: Sequence[tuple[int, int]] | None = None,
+    offset: int = 0,
 ) -> ReferenceBank:
     """Check, distort and encode references, those of every length on their own.
 
@@ -44,6 +45,8 @@ def prepare(
         warn: name mixtures that have no frame to score.
         excerpts: first sample and the one after the last of the parts of a single mixture that are
             scored; levels and activity are those of the whole. None: all.
+        offset: samples to leave out at the beginning, which moves the grid of frames; every
+            mixture keeps a frame.
 
     Raises:
         TypeError: not a tensor of a type that holds audio, lengths that are no whole numbers.
@@ -56,6 +59,7 @@ def prepare(
     true = inputs.true_lengths(config, lengths, batch, samples, waves)
     config.check(measures, sources, max(true))
     waves, valid = inputs.valid_waveforms(waves, "references", true, config.check_finite)
+    waves, true = waves[..., offset:], tuple(length - offset for length in true)
     groups = inputs.items_by_length(config, true)
     encoding = Encoding(config, budget)
     with explained():
@@ -66,7 +70,7 @@ def prepare(
             for clips in inputs.clips_of(config, waves, valid, true, groups)
         )
         encoding.check()
-    bank = ReferenceBank(prepared, samples, config.bank_settings(measures))
+    bank = ReferenceBank(prepared, samples - offset, config.bank_settings(measures))
     if warn:
         warn_unscored(bank)
     return bank

@@ -27,6 +27,7 @@ def validate(
     lengths: Tensor | Sequence[int] | None,
     measures: tuple[str, ...],
     pit: str | None,
+    grid_shift: float = 0.0,
 ) -> Call:
     """The call of a loss, checked; references that are no bank become one.
 
@@ -35,6 +36,7 @@ def validate(
         estimates, references, attributed, lengths: as handed to the loss.
         measures: which the loss needs.
         pit: of the loss, see :func:`ordered`.
+        grid_shift: where the frames begin, see :func:`torch_mapss.pipeline.call.make_call`.
 
     Raises:
         TypeError, ValueError: input that cannot be scored, see the message; with ``pit`` not one
@@ -56,7 +58,8 @@ def validate(
                 "references.detach()."
             )
     budget = config.budget_for(estimates)
-    return make_call(config, estimates, references, attributed, lengths, measures, budget, pit=pit)
+    arguments = config, estimates, references, attributed, lengths, measures, budget
+    return make_call(*arguments, pit=pit, grid_shift=grid_shift)
 
 
 def truth_of(
@@ -73,9 +76,9 @@ def truth_of(
     Raises:
         ValueError: they came as a bank and ``waveforms`` are missing or do not fit it.
     """
-    bank = call.bank
+    bank, samples = call.bank, call.estimates.shape[-1]
     if waveforms is None and isinstance(references, Tensor):
-        waveforms = references.reshape(bank.batch, bank.sources, -1)[..., : bank.samples]
+        waveforms = references.reshape(bank.batch, bank.sources, -1)[..., :samples]
     if waveforms is None:
         raise ValueError(
             "extra needs the references as waveforms, and a bank was handed in. Pass them "
@@ -83,13 +86,13 @@ def truth_of(
         )
     waves = audio.as_waveform(waveforms, "waveforms").detach()
     checks.check_devices(estimates=call.estimates, waveforms=waves)
-    expected = bank.batch, bank.sources, bank.samples
+    expected = bank.batch, bank.sources, samples
     if tuple(waves.shape) != expected:
         raise ValueError(
             f"waveforms must be the references (B, S, T) = {expected} the bank was made of, got "
             f"{tuple(waves.shape)}. Nothing is broadcast or cut."
         )
-    valid, _ = inputs.valid_waveforms(waves, "waveforms", bank.lengths, config.check_finite)
+    valid, _ = inputs.valid_waveforms(waves, "waveforms", call.lengths, config.check_finite)
     return devices.select(valid, call.attributed, 1).to(call.estimates.dtype)
 
 

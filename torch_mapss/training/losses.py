@@ -37,10 +37,17 @@ All are called as ``loss(estimates, references)`` or, much cheaper, ``loss(estim
 
 Fewer frames (``frames=100``) and smaller banks (``DistortionBank(..., size=24)``) make a step
 cheaper. Frames are drawn at random, others in every call, so that means over calls are unbiased; a
-source that a draw misses is left out of that step. Leave such a loss out of activation
-checkpointing, which would call it again. A smaller bank is another, coarser
+source that a draw misses is left out of that step. A smaller bank is another, coarser
 measure: its loss ranks outputs much as the full one does but lies elsewhere, so compare losses of
 one bank only (``benchmarks/training_step.py`` measures both).
+
+Clearance and fidelity look at frames every 20 ms, and training looks for what lies between them. So
+in training mode a loss with one of them draws where the frames begin, anew in every call: it leaves
+out fewer samples than a hop at the beginning of estimates and references, in all its terms but
+``extra``. Two calls with equal signals then differ a little; after ``loss.eval()`` they do not. A
+bank was encoded on one grid, so nothing is drawn with it: its windows of 50 ms overlap enough that
+what is trained on one grid holds on the others to a few hundredths of fidelity. Leave a loss that
+draws frames or grids out of activation checkpointing, which would call it again.
 """
 
 from __future__ import annotations
@@ -55,7 +62,7 @@ from torch_mapss.core import checks, devices
 from torch_mapss.core.eager import eager
 from torch_mapss.pipeline.bank import ReferenceBank
 from torch_mapss.pipeline.call import Call
-from torch_mapss.pipeline.frame_draws import frame_generator
+from torch_mapss.pipeline.frame_draws import frame_generator, grid_shift
 from torch_mapss.pipeline.inputs import check_pit
 from torch_mapss.pipeline.mapss import MAPSS, EncoderChoice, resolve
 from torch_mapss.pipeline.measures import MEASURES
@@ -137,7 +144,7 @@ class PerceptualLoss(nn.Module):
         self.reduction = checks.check_choice(reduction, "reduction", REDUCTIONS)
         self.weighting = checked_weighting(weighting)
         self.frames = None if frames is None else checks.check_whole(frames, "frames", 1)
-        #: Calls made in training mode, which choose the random frames: set it to resume exactly.
+        #: Calls made in training mode, which choose frames and grids: set it to resume exactly.
         self.draws = 0
         self._evaluation_draws = 0
         #: :class:`LossRecord` of the last call.
@@ -200,7 +207,8 @@ class PerceptualLoss(nn.Module):
             estimates: (B, S', T) waveforms; the gradient runs through them. (S', T) is refused:
                 a wrapper that goes speaker by speaker hands in (B, T), which looks the same.
             references: (B, S, T) waveforms, or a bank of them (:meth:`prepare`), which saves most
-                of the cost.
+                of the cost. In training mode clearance and fidelity of waveforms are taken on a
+                grid of frames that every call draws; a bank has one grid.
             attributed: (S',) which reference each estimate belongs to; all in order by default.
                 Train on the target alone with one estimate and ``attributed=(0,)``.
             lengths: (B,) true lengths in samples of a padded batch; a bank knows its own.
@@ -217,8 +225,12 @@ class PerceptualLoss(nn.Module):
                 non-finite samples name item and source; arguments that seem to be swapped.
         """
         config, draw = self.mapss.config, self._draw()
+        shift = 0.0
+        if self.training and "decomposition" in self.measures:
+            shift = grid_shift(self.seed, draw)
         with precisely(estimates) as (waves, leave):
-            call = validate(config, waves, references, attributed, lengths, self.measures, self.pit)
+            arguments = config, waves, references, attributed, lengths, self.measures
+            call = validate(*arguments, self.pit, shift)
             truth = None
             if self.extra is not None:
                 truth = truth_of(config, call, references, waveforms)
@@ -227,22 +239,20 @@ class PerceptualLoss(nn.Module):
             )
             return leave(self._reduce(self._terms(call, draw), call, order, truth))
 
-    def _draw(self) -> int | None:
-        """Which frames are drawn: others for every call, in evaluation the same each time.
+    def _draw(self) -> int:
+        """Number of this call's draw: another for every call, in evaluation the same each time.
 
         Batches that all drew the same frames would give a biased mean of an epoch.
         """
-        if self.frames is None:
-            return None
         if self.training:
             self.draws += 1
             return self.draws - 1
         self._evaluation_draws += 1
         return -self._evaluation_draws
 
-    def _terms(self, call: Call, draw: int | None) -> list[Term]:
+    def _terms(self, call: Call, draw: int) -> list[Term]:
         config = self.mapss.config
-        generator = None if draw is None else frame_generator(self.seed, draw)
+        generator = frame_generator(self.seed, draw)
         (scores,) = score(config, [call], scoring(config), self.frames, generator)
         weights_of_frames = frame_weights(self.weighting, scores, call, config.grid)
         terms = [
@@ -321,8 +331,9 @@ class SeparationLoss(PerceptualLoss):
         frames: score at most so many frames of the batch, drawn at random for each call (in
             evaluation mode the same ones in every pass: the draws begin anew with ``loss.eval()``).
             Fewer are cheaper and noisier.
-        seed: of those draws, and of the noise in the banks of a MAPSS that is made here (one that
-            is given has its own). ``loss.draws`` counts the draws and can be set to resume.
+        seed: of those draws, of where the frames of clearance and fidelity begin, and of the noise
+            in the banks of a MAPSS that is made here (one that is given has its own).
+            ``loss.draws`` counts the calls in training mode and can be set to resume.
         encoder: of a MAPSS that is made here; None: the default encoder of MAPSS.
         options: further keywords of :class:`~torch_mapss.MAPSS`, e.g. ``layer``,
             ``separation_bank=DistortionBank("separation", size=24)``, ``device``.
