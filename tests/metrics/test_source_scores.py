@@ -6,6 +6,7 @@ import copy
 import functools
 import pickle
 
+import fast_bss_eval
 import pytest
 import torch
 from stub_scorers import Stub, leaking_pair, recorded, stub_scorer, waveform_count
@@ -166,3 +167,68 @@ def test_what_is_refused_names_the_way_out():
         SourceScores(stub_scorer())(torch.randn(5), torch.randn(5))
     with pytest.raises(ValueError, match="reduction"):
         SourceScores(stub_scorer(), reduction="source")
+
+
+BSS_NAMES = ("sdr", "sir", "sar")
+
+
+def bss_by_hand(preds: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """(B, 3, S') SDR, SIR and SAR as fast_bss_eval gives them."""
+    ratios = fast_bss_eval.bss_eval_sources(
+        target.double(), preds.double(), compute_permutation=False
+    )
+    return torch.stack(ratios[:3], 1).float()
+
+
+def noisy_pair(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    preds, target = leaking_pair(batch)
+    noise = torch.randn(preds.shape, generator=torch.Generator().manual_seed(1))
+    return preds + 0.01 * noise, target
+
+
+def test_bss_scores_are_those_of_fast_bss_eval():
+    mapss = stub_scorer(measures="bleed")
+    preds, target = noisy_pair(3)
+    expected = bss_by_hand(preds, target)
+    metric = SourceScores(mapss, bss=True, keep_items=True)
+    means = metric(preds, target)
+    assert sorted(means) == sorted(["bleed_db", "si_sdr", *BSS_NAMES])
+    permuted = SourceScores(mapss, bss=True, pit="si_sdr")(preds.flip(1), target)
+    alone = SourceScores(mapss, bss=True, attributed=(1,))(preds[:, 1:], target)
+    for name, ratios in zip(BSS_NAMES, expected.unbind(1)):
+        torch.testing.assert_close(means[name], ratios.mean(), rtol=0, atol=1e-4)
+        torch.testing.assert_close(metric.item_scores()[name], ratios, rtol=0, atol=1e-4)
+        torch.testing.assert_close(permuted[name], ratios.mean(), rtol=0, atol=1e-4)
+        torch.testing.assert_close(alone[name], ratios[:, 1].mean(), rtol=0, atol=1e-4)
+
+
+def test_bss_scores_of_silence_and_of_true_lengths():
+    preds, target = noisy_pair(3)
+    target[1, 0] = 0.0  # which has no ratio
+    preds[2, 1] = 0.0  # which has the lowest SDR, and no other
+    lengths = [3000, 4000, 4000]
+    metric = SourceScores(stub_scorer(measures="bleed"), bss=True, keep_items=True)
+    metric.update(preds, target, lengths)
+    rows = torch.stack([metric.item_scores()[name] for name in BSS_NAMES], 1)
+    cut = bss_by_hand(preds[:1, :, :3000], target[:1, :, :3000])
+    torch.testing.assert_close(rows[:1], cut, rtol=0, atol=1e-4)
+    assert rows[1].isnan().tolist() == [[True, False], [True, True], [True, False]]
+    assert rows[2, 0, 1] == pytest.approx(-156.5, abs=0.1)
+    assert rows[2].isnan().tolist() == [[False, False], [False, True], [False, True]]
+    assert metric.skipped["sir"] == 1
+
+
+def test_bss_scores_are_differentiable():
+    preds, target = noisy_pair(2)
+    leaf = preds.requires_grad_()
+    SourceScores(stub_scorer(measures="bleed"), bss=True)(leaf, target)["sdr"].backward()
+    by_hand = preds.detach().clone().requires_grad_()
+    ratios = fast_bss_eval.bss_eval_sources(target, by_hand, compute_permutation=False)
+    ratios[0].mean().backward()
+    torch.testing.assert_close(leaf.grad, by_hand.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_bss_without_its_package_is_refused_at_once(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "fast_bss_eval", None)
+    with pytest.raises(ImportError, match=r"measures bss needs fast_bss_eval.*torch_mapss\[bss\]"):
+        SourceScores(stub_scorer(), bss=True)

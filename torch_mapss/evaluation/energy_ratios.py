@@ -6,28 +6,14 @@ channel, and the values averaged). Where the files of a mixture have several rat
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_mapss.audio import is_constant, shift, si_sdr
-from torch_mapss.core import checks
 from torch_mapss.evaluation.audio_input import Clip
-
-#: Taps of the distortion filter that BSS Eval allows.
-FILTER_LENGTH = 512
-# Of a silent estimate of an active reference: the lowest value of SI-SDR in float64.
-_LOWEST_DB = 10.0 * math.log10(torch.finfo(torch.float64).eps)
-
-
-def bss_package() -> Any:
-    """The package that computes SDR, SIR and SAR; ImportError with the way out if it is missing."""
-    return checks.import_package(
-        "fast_bss_eval", "measures bss", " (or: pip install torch_mapss[bss])"
-    )
+from torch_mapss.pipeline.energy_ratios import bss_eval
 
 
 def energy_ratios(
@@ -96,46 +82,8 @@ def _of_channel(
     outputs: Tensor, truth: Tensor, attributed: list[int], bss: bool
 ) -> dict[str, Tensor]:
     """(S',) ratios of outputs (S', T) against truth (S, T)."""
-    silent = is_constant(truth)
-    undefined = silent[attributed]
+    undefined = is_constant(truth)[attributed]
     values = {"si_sdr": si_sdr(outputs, truth[attributed]).masked_fill(undefined, torch.nan)}
     if bss:
-        values |= _bss_eval(outputs, truth, attributed, silent)
-    return values
-
-
-def _bss_eval(
-    outputs: Tensor, truth: Tensor, attributed: list[int], silent: Tensor
-) -> dict[str, Tensor]:
-    """SDR, SIR and SAR (S',) of BSS Eval, with filters of :data:`FILTER_LENGTH` taps.
-
-    An estimate is projected on all references that sound; a silent one would make that singular.
-    SIR is undefined where a single reference sounds.
-    """
-    package = bss_package()
-    names = ("sdr", "sir", "sar")
-    values = {name: torch.full((len(outputs),), torch.nan, dtype=torch.float64) for name in names}
-    sounding = (~silent).nonzero()[:, 0].tolist()
-    row_of_source = {source: row for row, source in enumerate(sounding)}
-    # BSS Eval takes one estimate per reference: where there is none the reference stands for it.
-    padded = truth[sounding].clone()
-    scored: dict[int, int] = {}  # row of the padded estimates by estimate
-    for estimate, source in enumerate(attributed):
-        if source not in row_of_source:
-            continue
-        if bool(is_constant(outputs[estimate])):
-            values["sdr"][estimate] = _LOWEST_DB  # silence has a ratio of no energy at all
-            continue
-        scored[estimate] = row_of_source[source]
-        padded[row_of_source[source]] = outputs[estimate]
-    if not scored:
-        return values
-    ratios = package.bss_eval_sources(
-        truth[sounding], padded, filter_length=FILTER_LENGTH, compute_permutation=False
-    )
-    for name, ratio in zip(names, ratios):
-        for estimate, row in scored.items():
-            values[name][estimate] = ratio[row]
-    if len(sounding) == 1:
-        values["sir"] = torch.full_like(values["sir"], torch.nan)
+        values |= bss_eval(outputs, truth, attributed)
     return values

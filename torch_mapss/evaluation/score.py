@@ -19,13 +19,14 @@ from torch_mapss.core.devices import best_device, device_name
 from torch_mapss.evaluation import audio_input, input_checks, io, pooled
 from torch_mapss.evaluation import settings as scoring
 from torch_mapss.evaluation.audio_input import Clip
-from torch_mapss.evaluation.energy_ratios import bss_package, energy_ratios
+from torch_mapss.evaluation.energy_ratios import energy_ratios
 from torch_mapss.evaluation.excerpts import excerpt_spans, seed_of
 from torch_mapss.evaluation.input_checks import Inspection, SystemSignals
 from torch_mapss.evaluation.protocol import settings_of
 from torch_mapss.evaluation.report import Report
 from torch_mapss.evaluation.report_rows import estimate_rows, input_notes
 from torch_mapss.evaluation.settings import ScoringSettings
+from torch_mapss.pipeline.energy_ratios import bss_package
 from torch_mapss.pipeline.scores import ScoreBounds, Scores
 from torch_mapss.score_table import present, scores_of
 

@@ -60,19 +60,19 @@ class ScoreMetric(Metric):
         frames: int | None = None,
         seed: int = 0,
         pit: str | None = None,
+        energy_measures: Sequence[str] = (),  # computed from the waveforms beside those of MAPSS
         **kwargs: Any,
     ) -> None:
         options = {name: kwargs.pop(name) for name in sorted(_MAPSS_OPTIONS & set(kwargs))}
         super().__init__(**kwargs)
         seed = checks.check_seed(seed)
-        pipeline_measures = None if measures is None else [m for m in measures if m != "si_sdr"]
         # In a tuple: no submodule, so that half() and float() leave it alone. _apply moves it.
-        self._mapss = (resolve(mapss, encoder, options, pipeline_measures, seed),)
-        if measures is None:
-            measures = (*self.mapss.measures, "si_sdr")
+        self._mapss = (resolve(mapss, encoder, options, measures, seed),)
+        computed = self.mapss.measures if measures is None else measures
+        measures = (*computed, *energy_measures)
         index = None if attributed is None else checks.attributed_sources(attributed)
         frames = None if frames is None else checks.check_whole(frames, "frames", 1)
-        self._request = Request(tuple(measures), index, frames, seed, check_pit(pit, index))
+        self._request = Request(measures, index, frames, seed, check_pit(pit, index))
         self._names = scores_of(measures)
         self._kept_names = self._names if keep_items or keep_frames else ()
         if keep_frames:

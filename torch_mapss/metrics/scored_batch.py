@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch_mapss.core import checks
 from torch_mapss.core.pooling import masked_mean
 from torch_mapss.pipeline.bank import ReferenceBank
 from torch_mapss.pipeline.call import make_call
-from torch_mapss.pipeline.energy_ratios import si_sdr_of_call
+from torch_mapss.pipeline.energy_ratios import bss_of_call, si_sdr_of_call
 from torch_mapss.pipeline.frame_draws import frame_generator
 from torch_mapss.pipeline.mapss import MAPSS
 from torch_mapss.pipeline.measures import MEASURES
@@ -28,7 +28,7 @@ REDUCTIONS = ("mean", "source", "none")
 class Request(NamedTuple):
     """What is asked of a scorer for every batch."""
 
-    measures: tuple[str, ...]  # families of scores, "si_sdr" among them
+    measures: tuple[str, ...]  # families of scores, "si_sdr" and "bss" among them
     attributed: tuple[int, ...] | None = None  # (S',) source of each estimate; None: in order
     frames: int | None = None  # scored at most; None: all
     seed: int = 0  # of the frames that are drawn
@@ -39,12 +39,12 @@ class ScoredBatch(NamedTuple):
     """The scores of a batch. ``B`` mixtures, ``S'`` estimates, ``F`` frames."""
 
     frame_scores: Scores
-    si_sdr: Tensor | None  # (B, S') dB, NaN for a silent reference; None: not asked for
+    energy_ratios: Mapping[str, Tensor]  # (B, S') dB by score, NaN where undefined
 
     def by_source(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Scores by name, (B, S') each: frames pooled, NaN where undefined."""
         scores: dict[str, Tensor | None] = self.frame_scores.utterance()._asdict()
-        scores["si_sdr"] = self.si_sdr
+        scores |= self.energy_ratios
         return {name: value for name in names if (value := scores[name]) is not None}
 
     def by_frame(self, name: str) -> Tensor:
@@ -92,10 +92,13 @@ def score_batch(
         call = reordered(call, best_order(call))
     generator = None if request.frames is None else frame_generator(request.seed, draw)
     (scores,) = score(config, [call], scoring(config), request.frames, generator)
-    if "si_sdr" not in request.measures:
-        return ScoredBatch(scores, None)
-    decibels, defined = si_sdr_of_call(call)
-    return ScoredBatch(scores, torch.where(defined, decibels, torch.nan))
+    energy_ratios: dict[str, Tensor] = {}
+    if "si_sdr" in request.measures:
+        decibels, defined = si_sdr_of_call(call)
+        energy_ratios["si_sdr"] = torch.where(defined, decibels, torch.nan)
+    if "bss" in request.measures:
+        energy_ratios |= bss_of_call(call)
+    return ScoredBatch(scores, energy_ratios)
 
 
 def item_means(values: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torchmetrics.utilities import rank_zero_warn
 from torch_mapss.core.eager import eager
 from torch_mapss.metrics import plots, states
 from torch_mapss.metrics.base import ScoreMetric
+from torch_mapss.pipeline.energy_ratios import bss_package
 from torch_mapss.pipeline.mapss import MAPSS, EncoderChoice
 from torch_mapss.score_table import SCORES
 
@@ -22,8 +23,8 @@ class SourceScores(ScoreMetric):
     A batch is encoded and scored once for everything that ``mapss`` computes, and SI-SDR is added,
     which costs nothing. ``compute()`` and ``forward()`` return the mean over items of every score
     by its name, as in the tables of the command line: ``clearance``, ``fidelity``, ``ps``, ``pm``,
-    ``log_pm``, ``bleed_db``, ``si_sdr``, then other poolings and diagnostics. Input as for
-    :class:`PerceptualSeparation`.
+    ``log_pm``, ``bleed_db``, ``si_sdr``, with ``bss=True`` ``sdr``, ``sir`` and ``sar``, then other
+    poolings and diagnostics. Input as for :class:`PerceptualSeparation`.
 
     In Lightning::
 
@@ -46,6 +47,9 @@ class SourceScores(ScoreMetric):
         encoder: makes a MAPSS of all measures if ``mapss`` is None. None: the default encoder.
         attributed, frames, seed, pit, kwargs: as for :class:`PerceptualSeparation`.
         keep_items: also keep every item's scores, on the CPU, for :meth:`item_scores`.
+        bss: add SDR, SIR and SAR of BSS Eval in dB, with filters of 512 taps, at the encoder's
+            sample rate. An estimate is compared with all references, whichever estimates there are
+            beside it. Needs fast_bss_eval (``pip install torch_mapss[bss]``).
 
     Attributes:
         mapss: the MAPSS in use.
@@ -53,6 +57,7 @@ class SourceScores(ScoreMetric):
 
     Raises:
         TypeError, ValueError: arguments that do not fit, see the message.
+        ImportError: ``bss`` without fast_bss_eval.
 
     Example:
         >>> import torch
@@ -74,8 +79,11 @@ class SourceScores(ScoreMetric):
         frames: int | None = None,
         seed: int = 0,
         pit: str | None = None,
+        bss: bool = False,
         **kwargs: Any,
     ) -> None:
+        if bss:
+            bss_package()  # what would fail at the first batch fails here
         super().__init__(
             mapss,
             None,
@@ -85,6 +93,7 @@ class SourceScores(ScoreMetric):
             frames=frames,
             seed=seed,
             pit=pit,
+            energy_measures=("si_sdr", "bss") if bss else ("si_sdr",),
             **kwargs,
         )
 
