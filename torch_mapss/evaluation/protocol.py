@@ -11,11 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from torch_mapss.evaluation import io
+from torch_mapss.evaluation.settings import ENCODERS
 
 if TYPE_CHECKING:
     from torch_mapss.encoders.base import Encoder
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 #: Settings that no score depends on. "key" tells where a checkpoint lies.
 NEUTRAL = ("bounds", "confidence", "bounds_convention", "tail", "key", "measures")
-_ENCODERS = ("encoder", "match_encoder", "decomposition_encoder")
 # What tells an encoder where its weights are known by their hash.
 _PLACES = ("name", "checkpoint")
 
@@ -52,7 +52,7 @@ def settings_of(mapss: MAPSS, scoring: ScoringSettings) -> dict[str, Any]:
     members = [member.description for bank in banks for member in bank.members]
     settings = {
         **mapss.describe(),
-        "weights": {n: weights_hash(getattr(mapss, n)) for n in _ENCODERS if n in slots},
+        "weights": {n: weights_hash(getattr(mapss, n)) for n in ENCODERS if n in slots},
         "members": _short_hash(json.dumps(members, default=str)),
         # It depends on distortions of the user's own as well, which the description omits.
         "key": mapss.key,
@@ -65,6 +65,21 @@ def settings_of(mapss: MAPSS, scoring: ScoringSettings) -> dict[str, Any]:
         del settings["excerpt_seconds"]
     plain: dict[str, Any] = io.plain(settings)
     return plain
+
+
+def encoder_text(settings: Mapping[str, Any], slot: str) -> str:
+    """Name, layer and weights of an encoder of ``settings.json``, for people."""
+    encoder, weights = settings[slot], (settings.get("weights") or {}).get(slot)
+    layer = f", layer {encoder['layer']}" if encoder.get("layer") is not None else ""
+    return f"{encoder['name']}{layer}" + (f", weights {weights}" if weights else "")
+
+
+def pair_encoder_notes(settings: Mapping[str, Any], scores: Iterable[str]) -> tuple[str, ...]:
+    """What a reader of clearance and fidelity must know: their encoder, unless it is ``mel``."""
+    encoder = settings.get("decomposition_encoder") or {"name": "mel"}
+    if encoder["name"] == "mel" or not {"clearance", "fidelity"} & {*scores}:
+        return ()
+    return (f"clearance and fidelity by {encoder_text(settings, 'decomposition_encoder')}",)
 
 
 def weights_hash(encoder: Encoder) -> str | None:
@@ -109,7 +124,7 @@ def relevant(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a score depends on, an encoder with weights by these alone."""
     decisive = {name: value for name, value in settings.items() if name not in NEUTRAL}
     weights = settings.get("weights") or {}
-    for name in _ENCODERS:
+    for name in ENCODERS:
         if isinstance(decisive.get(name), Mapping) and weights.get(name):
             decisive[name] = {k: v for k, v in decisive[name].items() if k not in _PLACES}
     return decisive

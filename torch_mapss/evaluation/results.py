@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch_mapss.core import checks
 from torch_mapss.evaluation import io, tables
 from torch_mapss.evaluation.manifest import Mixture
+from torch_mapss.evaluation.protocol import encoder_text, pair_encoder_notes
 from torch_mapss.evaluation.records import Record, paths_of
 from torch_mapss.evaluation.records import rows_of as records  # as other modules call it
 from torch_mapss.evaluation.results_folder import (
@@ -38,6 +39,7 @@ from torch_mapss.evaluation.results_folder import (
     read_mixtures,
     read_records,
 )
+from torch_mapss.evaluation.settings import ENCODERS
 from torch_mapss.score_table import present
 
 __all__ = ["Audio", "Results", "load_results", "records", "write_tables"]
@@ -105,7 +107,8 @@ class Results:
     @cached_property
     def notes(self) -> tuple[str, ...]:
         """What was done to the input, a line each."""
-        return () if self.rate is None else (*tables.discarded_lines(self.scores, self.rate),)
+        discarded = () if self.rate is None else tables.discarded_lines(self.scores, self.rate)
+        return (*discarded, *pair_encoder_notes(self.settings, self.measures))
 
     def frames(self, mixture_id: str) -> MixtureFrames:
         """Frame scores of a mixture, all of its systems that did not fail.
@@ -156,20 +159,21 @@ class Results:
 
     def statement(self) -> str:
         """A paragraph to publish with results: what they were made with, on how much."""
-        settings, weights = self.settings, self.settings.get("weights") or {}
-        encoders: dict[str, str] = {}
-        for slot in ("encoder", "match_encoder", "decomposition_encoder"):
-            encoder, digest = settings.get(slot), weights.get(slot)
-            if encoder is not None:
-                layer = f", layer {encoder['layer']}" if encoder.get("layer") is not None else ""
-                layer += f", weights {digest}" if digest else ""
-                encoders.setdefault(encoder["name"], f"{encoder['name']}{layer}")
+        settings = self.settings
+        texts = {slot: encoder_text(settings, slot) for slot in ENCODERS if settings.get(slot)}
+        encoders = [texts.get("encoder", "unknown")]
+        for slot, scores in (
+            ("match_encoder", "PM"),
+            ("decomposition_encoder", "clearance and fidelity"),
+        ):
+            if texts.get(slot, encoders[0]) != encoders[0]:
+                encoders.append(f"{scores} by {texts[slot]}")
         banks = [str(settings[name]["size"]) for name in settings if name.endswith("_bank")]
         minutes = self.items.drop_duplicates("mixture_id")["seconds"].sum() / 60
         phrases = [
             f"{len(self.systems)} systems on {len(self.mixtures)} mixtures ({minutes:.1f} min; "
             f"{self.items['status'].eq('failed').sum()} pairs failed), protocol {self.protocol}: "
-            f"encoder {'; '.join(encoders.values())}",
+            f"encoder {'; '.join(encoders)}",
             f"convention {settings['convention']}",
             f"{', '.join(banks)} distortions",
         ]

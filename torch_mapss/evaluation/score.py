@@ -22,7 +22,7 @@ from torch_mapss.evaluation.audio_input import Clip
 from torch_mapss.evaluation.energy_ratios import energy_ratios
 from torch_mapss.evaluation.excerpts import excerpt_spans, seed_of
 from torch_mapss.evaluation.input_checks import Inspection, SystemSignals
-from torch_mapss.evaluation.protocol import settings_of
+from torch_mapss.evaluation.protocol import pair_encoder_notes, settings_of
 from torch_mapss.evaluation.report import Report
 from torch_mapss.evaluation.report_rows import estimate_rows, input_notes
 from torch_mapss.evaluation.settings import ScoringSettings
@@ -387,7 +387,10 @@ class Scorer:
             errors=errors,
             sample_rate=rate,
             settings=self.description,
-            notes=input_notes(signals, self.settings, spans),
+            notes=(
+                *input_notes(signals, self.settings, spans),
+                *pair_encoder_notes(self.description, frames),
+            ),
             findings=inspected.findings,
             device=device_name(signals.outputs.device),
             mixture=signals.mixture,

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from torch_mapss.pipeline.mapss import MAPSS
 
 BANK_SETTINGS = ("bank_size", "only", "without", "seed")  # of the banks that mapss_of makes
+#: The settings that name an encoder.
+ENCODERS = ("encoder", "match_encoder", "decomposition_encoder")
 #: The measures that are computed from waveforms alone, beside those of the pipeline.
 ENERGY_MEASURES = ("si_sdr", "bss")
 #: The measures that need the encoder of PS and PM.
@@ -99,7 +101,8 @@ def _plain_type(value: Any) -> Any:
     """Paths as text, NumPy's whole numbers as int: what comes from pathlib or a table."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if not isinstance(value, bool | str) and hasattr(value, "dtype") and not value.shape:
+    # A loaded encoder has a dtype as well, and no shape.
+    if not isinstance(value, bool | str) and getattr(value, "shape", None) == ():
         with suppress(TypeError):
             return operator.index(value)
         return value.item()
@@ -224,9 +227,10 @@ def _banks(
 def storable(settings: Mapping[str, Any]) -> dict[str, Any] | None:
     """Settings as settings.json keeps them; None where some are objects of Python."""
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()}
-    encoder = plain.get("encoder")
-    if isinstance(encoder, str) and os.path.isdir(encoder):
-        plain["encoder"] = os.path.abspath(encoder)
+    for name in ENCODERS:
+        encoder = plain.get(name)
+        if isinstance(encoder, str) and os.path.isdir(encoder):
+            plain[name] = os.path.abspath(encoder)
     return plain if io.plain(plain) == plain else None
 
 

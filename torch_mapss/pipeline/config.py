@@ -156,21 +156,24 @@ def encoder_slots(
     match_encoder: EncoderChoice | None,
     decomposition_encoder: EncoderChoice,
     options: dict[str, Any],
+    decomposition_layer: int | None = None,
 ) -> dict[str, EncoderSlot]:
     """The encoders by argument of :class:`~torch_mapss.MAPSS`; those that are equal are one."""
     of_separation = EncoderSlot(encoder, options)
 
-    def slot_of(choice: EncoderChoice) -> EncoderSlot:
-        is_equal = isinstance(choice, str) and choice == encoder and options["layer"] is None
-        if is_equal or choice is encoder:
-            return of_separation
-        is_name = isinstance(choice, str | os.PathLike)
-        return EncoderSlot(choice, {**options, "layer": None} if is_name else {})
+    def slot_of(choice: EncoderChoice, layer: int | None = None) -> EncoderSlot:
+        if not isinstance(choice, str | os.PathLike):
+            return of_separation if choice is encoder else EncoderSlot(choice, {})
+        is_equal = os.fspath(choice) == of_separation.choice and layer == options["layer"]
+        return of_separation if is_equal else EncoderSlot(choice, {**options, "layer": layer})
+
+    if decomposition_layer is not None:
+        _check_layered(decomposition_encoder, decomposition_layer)
 
     if decomposition_encoder == "mel":  # on the frames of PS's, with a window and dtype of its own
         of_decomposition = EncoderSlot(decomposition_encoder, {}, like=of_separation)
     else:
-        of_decomposition = slot_of(decomposition_encoder)
+        of_decomposition = slot_of(decomposition_encoder, decomposition_layer)
     if of_decomposition.pretrained:
         checks.warn_user(
             f"decomposition_encoder={of_decomposition.name!r} is a transformer: from its layer 1 "
@@ -182,6 +185,22 @@ def encoder_slots(
         "match_encoder": of_separation if match_encoder is None else slot_of(match_encoder),
         "decomposition_encoder": of_decomposition,
     }
+
+
+def _check_layered(decomposition_encoder: EncoderChoice, layer: int) -> None:
+    """Refuse a layer of an encoder that has none, or that has been read at another already."""
+    message = f"decomposition_layer={layer} was passed, but decomposition_encoder"
+    if not isinstance(decomposition_encoder, str | os.PathLike):
+        raise ValueError(
+            f"{message} is an encoder that is already made. Choose its layer there: "
+            f"load_encoder(NAME, layer={layer})."
+        )
+    row = known_row(os.fspath(decomposition_encoder))
+    if row is not None and not row.needs_download:
+        raise ValueError(
+            f"{message} {row.name!r} has no layers. Name the pretrained encoder that the layer is "
+            "of (decomposition_encoder=, --pair-encoder), or leave the layer out."
+        )
 
 
 class Grid(NamedTuple):

@@ -48,6 +48,7 @@ class MAPSS(nn.Module):
         decomposition_encoder: of clearance and fidelity. ``"mel"`` is log-mel spectra on the frames
             of the others. The split needs features in which a mixture lies near the line between
             its sources: from layer 1 of a transformer on, fidelity follows the noise in an output.
+        decomposition_layer: of ``decomposition_encoder``, if that is a name; its default if None.
         separation_bank: distortions for PS; the paper's 70 if None. A smaller one
             (``DistortionBank("separation", size=20)``) is faster and coarser.
         match_bank: distortions for PM; the paper's up to 83 if None.
@@ -117,6 +118,7 @@ class MAPSS(nn.Module):
         *,
         match_encoder: EncoderChoice | None = None,
         decomposition_encoder: EncoderChoice = "mel",
+        decomposition_layer: int | None = None,
         separation_bank: DistortionBank | None = None,
         match_bank: DistortionBank | None = None,
         decomposition_bank: DistortionBank | None = None,
@@ -156,7 +158,9 @@ class MAPSS(nn.Module):
             segment = checks.check_real(segment, "segment", "[1, inf)", why)
         #: All settings, as the functions of the pipeline take them.
         self.config = Config(
-            encoders=encoder_slots(encoder, match_encoder, decomposition_encoder, loading),
+            encoders=encoder_slots(
+                encoder, match_encoder, decomposition_encoder, loading, decomposition_layer
+            ),
             banks=distortion_banks(separation_bank, match_bank, decomposition_bank, seed),
             measures=checked_measures(measures),
             settings=checked(Settings(alpha, time, energy, convention, max_dimension, eigh)),

@@ -67,9 +67,11 @@ def add_scoring_options(parser: Any, left_out: Sequence[str] = ()) -> None:
         "folder or a hub id"
     )
     add("encoder", text, metavar="NAME")
+    add("layer", "of the encoder (default: its own)", **number)
     text = "encoder of clearance and fidelity (default: mel)"
     add("pair_encoder", text, metavar="NAME", dest="decomposition_encoder")
-    add("layer", "of the encoder (default: its own)", **number)
+    text = "of the encoder of clearance and fidelity (default: its own)"
+    add("pair_layer", text, dest="decomposition_layer", **number)
     text = (
         "use N of the distortions of PS and PM (70 and up to 83): quicker, coarser, not comparable "
         "with full banks"
