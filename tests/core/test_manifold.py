@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torch_mapss import functional as F
-from torch_mapss.core.kernel import middle_of_pairs, gaussian_kernel
+from torch_mapss.core.kernel import gaussian_kernel, middle_of_pairs
 from torch_mapss.core.settings import Settings
 from torch_mapss.core.spectrum import retained_dimension
 

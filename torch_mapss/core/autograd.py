@@ -33,8 +33,8 @@ def once(derivative: Tensor, subject: str, *sources: Tensor) -> Tensor:
 
     Args:
         derivative: any shape.
-        subject: what has first derivatives only, in the plural; begins the error message.
-        sources: tensors of the graph it depends on; empty ones will do.
+        subject: plural noun for what has first derivatives only; the error message starts with it.
+        sources: tensors that keep it connected to the graph; empty clones suffice.
 
     ``once_differentiable`` alone would not do: it watches the incoming gradient only, so a
     gradient penalty would silently take the derivative for a constant.

@@ -6,9 +6,9 @@ In a frame in which the own source pauses and another one is active,
 
 with :math:`p_y` the power of the output in the frame, :math:`p_o` that of its own reference there,
 and :math:`\bar p_o` the mean of the reference's power over the frames in which it is active. A
-pause is no silence: it may hold what is 20 dB below the source's level. Only what comes on top of
-it counts, so nothing has less bleed than the reference, and taking its soft parts away as well is
-no gain. Output and reference are at one level, see
+pause is not silence: it may hold sound up to 20 dB below the source's level. Only power added on
+top of that counts, so no output has less bleed than the reference itself, and removing the soft
+parts of a pause gains nothing. Output and reference are at one level, see
 :func:`torch_mapss.audio.loudness.passing_blocks`, so a separator's gain is free.
 """
 
@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 FLOOR_DB = -100.0
-"""Least bleed: that of the reference and of silence. Most is 100."""
+"""Lowest bleed, reached by the reference and by silence. The highest is 100."""
 
-# Two levels that are equal but for rounding in float32 differ by less than this part of a power.
+# Two powers that differ only by float32 rounding differ by less than this fraction.
 ROUNDING = 1e-5
 
 
@@ -30,14 +30,16 @@ def bleed_level(
     """Bleed of outputs in every frame.
 
     Args:
-        power: (..., F) mean square of the outputs in the frames, less that of a constant offset.
-        reference_power: (..., F) the same of the reference of each, at the same level.
+        power: (..., F) mean square of the outputs in each frame, without their constant offset.
+        reference_power: (..., F) the same for each output's reference, at the same level.
         own_active: (..., F) bool, where the source of each output is active.
-        other_active: (..., F) bool, where another source is; or that which broadcasts to it.
+        other_active: (..., F) bool, where another source is active; may also broadcast to this
+            shape.
 
     Returns:
-        (..., F) in dB from ``FLOOR_DB`` to ``-FLOOR_DB``; NaN where undefined: the own source is
-        active, no other one is, or the own source never is. Without gradient at both ends.
+        (..., F) in dB from ``FLOOR_DB`` to ``-FLOOR_DB``; NaN where undefined: where the own source
+        is active, where no other source is, and everywhere if the own source never is. No gradient
+        at either end of the range.
     """
     frames_active = own_active.sum(-1, keepdim=True)
     level = torch.where(own_active, reference_power, 0.0).sum(-1, keepdim=True)
@@ -45,7 +47,7 @@ def bleed_level(
     defined = ~own_active & other_active & (frames_active > 0)
     added = power - (1.0 + ROUNDING) * reference_power
     largest_ratio = 10.0 ** (-FLOOR_DB / 10.0)
-    # Both are masked before they are divided, and what adds nothing has no slope.
+    # Both are masked before the division, and outputs that add nothing get no gradient.
     audible = defined & (added > level / largest_ratio)
     inside = audible & (added < level * largest_ratio)
     ratio = torch.where(inside, added, 1.0) / torch.where(inside, level, 1.0)

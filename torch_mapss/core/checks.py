@@ -1,4 +1,4 @@
-"""Argument checks shared by the stages: each message says what was expected, what came, what to do.
+"""Argument checks shared by all stages; every message says what is wrong and what to do.
 
 Checks that read the values of a tensor (and so synchronise an accelerator)
 say so; everything else looks at shapes and types alone.
@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Warnings point past these: this package, and torch, whose decorators call it.
+# Frames in these folders are skipped, so that a warning points at the user's own line.
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _INSIDE = tuple(path + os.sep for path in (_PACKAGE, os.path.dirname(torch.__file__)))
 
 
 def warn_user(text: str) -> None:
-    """A UserWarning that points at the line of the user that called the package."""
+    """Issue a UserWarning that points at the user's line that called the package."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
         level, frame = level + 1, frame.f_back
@@ -37,7 +37,7 @@ def import_package(name: str, user: str, hint: str = "") -> Any:
     """Import an optional package; ImportError, naming its ``user``, if it does not load."""
     try:
         return importlib.import_module(name)
-    except Exception as error:  # missing, or broken: then it raises what it likes
+    except Exception as error:  # not ImportError alone: a broken package may raise anything
         package = name.partition(".")[0]
         raise ImportError(
             f"{user} needs {package}, which does not load ({error}). Install it by `pip install "
@@ -60,9 +60,9 @@ def check_floating(tensor: object, name: str) -> Tensor:
 class _Lift(torch.autograd.Function):
     """A cast to a wider type whose gradient, cast back, is clamped to the largest finite number.
 
-    A slope of log PM is easily 1e8, and beyond 1e38 next to a cluster that is a point but for
-    rounding: half and single precision would turn these into infinity, and an optimiser that into
-    NaN weights.
+    A slope of log PM easily reaches 1e8, and exceeds 1e38 next to a cluster whose points differ
+    only by rounding. Half and single precision would turn such a slope into infinity, and an
+    optimiser would turn that into NaN weights.
     """
 
     @staticmethod
@@ -84,7 +84,7 @@ def narrowed(gradient: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def lifted(x: Tensor) -> Tensor:
-    """Floating ``x`` in float32 at least; the gradient comes back in its own type, and finite."""
+    """``x`` in float32 or wider; its gradient comes back in the type of ``x``, and finite."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     return x if x.dtype == dtype else _Lift.apply(x, dtype)  # type: ignore[no-untyped-call]
 
@@ -104,9 +104,9 @@ def check_real(value: Any, name: str, within: str = "", why: str = "") -> float:
 
     Args:
         value: a number, or a tensor or array of one.
-        name: of the argument.
-        within: the interval it must lie in, such as ``"(0, 1]"`` or ``"[1, inf)"``.
-        why: what to say after the range.
+        name: name of the argument, for messages.
+        within: interval that the value must lie in, such as ``"(0, 1]"`` or ``"[1, inf)"``.
+        why: sentence added to the message about the range.
 
     Raises:
         TypeError: not a real number.
@@ -154,7 +154,7 @@ def check_whole(value: Any, name: str, least: int | None = None, most: int | Non
 
 
 def check_seed(value: Any, name: str = "seed") -> int:
-    """``value`` as an int that a generator takes: of 64 bits. Errors as :func:`check_whole`."""
+    """``value`` as a 64-bit int, as random generators take it. Raises as :func:`check_whole`."""
     return check_whole(value, name, -(2**63), 2**64 - 1)
 
 
@@ -162,7 +162,7 @@ def whole_numbers(values: Any, name: str) -> tuple[int, ...]:
     """A sequence, array or 1-D tensor of whole numbers, or a single one, as ints.
 
     Raises:
-        TypeError: not such a sequence, or an entry that is not a whole number.
+        TypeError: not a sequence, or an entry is not a whole number.
     """
     entries = values.tolist() if hasattr(values, "tolist") else values
     entries = (entries,) if isinstance(entries, int) else entries
@@ -181,8 +181,8 @@ def check_lengths(lengths: Any) -> tuple[int, ...]:
     """True lengths in samples as ints.
 
     Raises:
-        TypeError: no sequence of whole numbers.
-        ValueError: shares of the longest, which other toolkits pass with a padded batch.
+        TypeError: not a sequence of whole numbers.
+        ValueError: fractions of the longest clip, which other toolkits pass with a padded batch.
     """
     entries = lengths.tolist() if hasattr(lengths, "tolist") else lengths
     if isinstance(entries, list | tuple) and entries and all(map(_is_share, entries)):
@@ -269,7 +269,7 @@ def check_bool(mask: object, name: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def check_devices(**tensors: Tensor | None) -> torch.device:
-    """Raise ValueError unless all tensors share one device; names each party's device."""
+    """Raise ValueError, naming the device of each, unless all tensors share one device."""
     devices = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
     if len(set(devices.values())) > 1:
         listed = ", ".join(f"{name} on {device}" for name, device in devices.items())
@@ -296,7 +296,7 @@ def describe_frame(frame: int, lead: torch.Size) -> str:
 def differing(
     expected: Mapping[str, Any], actual: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Keys of two nested mappings with unlike values, as ``bank.size``, and these values."""
+    """Yield ``(key, expected, actual)`` where two nested mappings differ; keys as ``bank.size``."""
     for key in sorted({*expected, *actual}):
         value, unlike = expected.get(key), actual.get(key)
         if isinstance(value, Mapping) and isinstance(unlike, Mapping):

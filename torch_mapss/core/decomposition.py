@@ -1,4 +1,4 @@
-r"""Clearance and fidelity: the displacement of an output, split in diffusion coordinates.
+r"""Clearance and fidelity: an output's displacement, split up in diffusion coordinates.
 
 Every output has a graph of its own: the output, its own reference, the other active references, the
 distortions of all these and, where two or more *other* sources are active, the sum of these.
@@ -48,9 +48,10 @@ from torch_mapss.core.settings import Settings
 
 # Lengths in diffusion coordinates below this are rounding (they are about 1 between sources).
 SMALLEST_LENGTH = 1e-10
-# Fidelity of an output that is another source says nothing.
+# Below this clearance the output is practically another source, and its fidelity says nothing.
 LEAST_CLEARANCE = 0.1
-# sin² of the angle between a foreign point and the span of others below which it adds nothing.
+# sin² of the angle between a foreign point and the span of the others. Below it the point adds
+# nothing.
 SMALLEST_PIVOT = 1e-14
 # The active sets of S sources are enumerated: 2^S of them.
 MOST_SOURCES = 14
@@ -58,19 +59,21 @@ SOLVER_BYTES = 2**25
 
 
 class Decomposition(NamedTuple):
-    """What an output's displacement is made of, in any leading dimensions."""
+    """Scores read from an output's displacement, with any leading dimensions."""
 
     clearance: Tensor  # in [0, 1]; 0 where undefined
     fidelity: Tensor  # in [0, 1]; 0 where undefined
-    distortion_ratio: Tensor  # |e_dist| / min |u_j|, not capped: what training reads
+    distortion_ratio: Tensor  # |e_dist| / min |u_j|, not capped; used in training
     clearance_defined: Tensor  # bool: another source is active
-    fidelity_defined: Tensor  # bool: own source active as well, and the output is no other source
-    distortion_ratio_defined: Tensor  # bool: own source active as well
+    fidelity_defined: Tensor  # bool: own source active too, and clearance >= LEAST_CLEARANCE
+    distortion_ratio_defined: Tensor  # bool: own source active too
 
 
 class Graphs(NamedTuple):
-    """The graph of every output of every frame: G = F * S', points in the order
-    output, references, sum of the others (if given), distortions."""
+    """One graph per output and frame, G = F * S'.
+
+    Points come in the order output, references, sum of the others (if any), distortions.
+    """
 
     kernel: Tensor  # (G, N, N), 0 at absent points; differentiable
     present: Tensor  # (G, N) bool
@@ -85,11 +88,11 @@ def decomposition_scores(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Fields of :class:`Decomposition` (F, S') by name; a score function of ``frame_batches``.
 
-    Of ``settings`` it reads ``alpha`` and ``time``, which must be a whole number.
+    Reads ``alpha`` and ``time`` of ``settings``; ``time`` must be a whole number.
 
     Raises:
-        ValueError: a time that is no whole number, more than ``MOST_SOURCES`` sources, or (where
-            values may be read) embeddings that are not finite.
+        ValueError: ``time`` is not a whole number, there are more than ``MOST_SOURCES`` sources, or
+            (where values may be read) embeddings are not finite.
     """
     return scored_graphs(points, settings, may_sync)[::2]
 
@@ -97,7 +100,7 @@ def decomposition_scores(
 def scored_graphs(
     points: Points, settings: Settings, may_sync: bool
 ) -> tuple[dict[str, Tensor], Graphs, Tensor]:
-    """The scores, the graphs that they are read of, and ``again``."""
+    """The scores, the graphs they were computed from, and ``again``."""
     steps = whole_steps(settings.time)
     graphs, again = output_graphs(points, may_sync)
     parts = decomposed(graphs, graphs.present.unsqueeze(1), settings.alpha, steps)
@@ -130,7 +133,7 @@ def check_sources(count: int) -> None:
 
 
 def output_graphs(points: Points, may_sync: bool) -> tuple[Graphs, Tensor]:
-    """The kernel of every output's own graph; and () bool ``again``, see ``frame_batches``."""
+    """The kernel of each output's own graph, and () bool ``again`` (see ``frame_batches``)."""
     s = points.sources
     check_sources(s)
     if s < 3:  # the sum of one other source is that source
@@ -150,7 +153,7 @@ def output_graphs(points: Points, may_sync: bool) -> tuple[Graphs, Tensor]:
 
 
 def _parts(points: Points) -> list[Tensor]:
-    """Embeddings (G, n, M) of output, references, sum of the others, distortions."""
+    """Embeddings (G, n, M) of the output, references, sum of the others, and distortions."""
     common = points.references, points.distortions.flatten(1, 2)
     count = len(points.attributed)
     references, distortions = (x.unsqueeze(1).expand(-1, count, -1, -1) for x in common)
@@ -161,13 +164,13 @@ def _parts(points: Points) -> list[Tensor]:
 
 
 def _presence(points: Points) -> tuple[Tensor, Tensor]:
-    """Which points are present (G, N), and which of references and sum are foreign (G, J)."""
+    """Masks: points that are present (G, N); references and sum that are foreign (G, J)."""
     active, _ = presence(points)
     sources = torch.arange(points.sources, device=active.device)
     own = sources == points.source_index().unsqueeze(-1)  # (S', S)
     foreign = active.unsqueeze(1) & ~own  # (F, S', S)
     output = active.any(-1)[:, None, None].expand(-1, len(own), 1)
-    # The own source stays through its pauses, all others leave in theirs.
+    # The own source stays in the graph during its pauses; every other source leaves it in its own.
     references = foreign | (own & output)
     members = references.unsqueeze(-1).expand(*references.shape, points.members)
     if points.mask is not None:
@@ -182,7 +185,7 @@ def _presence(points: Points) -> tuple[Tensor, Tensor]:
 
 
 def _check_finite(x: Tensor, present: Tensor, points: Points, may_sync: bool) -> Tensor:
-    """Raise for points that are not finite; True and zeros for their graphs if not ``may_sync``."""
+    """Raise for non-finite points; without ``may_sync`` zero their graphs and return True."""
     broken = broken_points(x, present)
     if not may_sync:
         x.masked_fill_(broken.any(-1)[:, None, None], 0.0)
@@ -203,7 +206,7 @@ def _check_finite(x: Tensor, present: Tensor, points: Points, may_sync: bool) ->
 
 
 def decomposed(graphs: Graphs, keep: Tensor, alpha: float, steps: int) -> Decomposition:
-    """The scores (G, L) of L choices ``keep`` (G, L, N) bool of points, on the same kernel."""
+    """Scores (G, L) for L subsets of the points, ``keep`` (G, L, N) bool, on one kernel."""
     foreign = graphs.foreign.shape[-1]
     psi = coordinates(graphs.kernel, keep, 1 + foreign, alpha, steps)
     output, others = psi[:, :, 0], psi[:, :, 1:]
@@ -215,7 +218,7 @@ def decomposed(graphs: Graphs, keep: Tensor, alpha: float, steps: int) -> Decomp
 def coordinates(kernel: Tensor, keep: Tensor, rows: int, alpha: float, steps: int) -> Tensor:
     """The first ``rows`` rows of P^t over √π (G, L, rows, N) of a kernel (G, N, N).
 
-    ``keep`` (G, L, N): points that are there, in each of L versions of a graph.
+    ``keep`` (G, L, N) bool marks the points present in each of L versions of a graph.
     """
     zero = kernel.new_zeros(())
     weight = keep.to(kernel.dtype)
@@ -277,13 +280,13 @@ def _length(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def nonnegative_least_squares(u: Tensor, e: Tensor, present: Tensor) -> Tensor:
-    """c >= 0 that minimises ``|e - sum_j c_j u_j|``, exactly: every active set is tried.
+    """c >= 0 that minimises ``|e - sum_j c_j u_j|``, exactly, by trying every active set.
 
     Gauss-Jordan elimination of the normal equations of unit vectors, each step once with and once
     without a column, so that J steps solve all 2^J subsets. The solution is the subset that meets
     the conditions of Karush, Kuhn and Tucker: no coefficient below 0, and no column left out along
-    which the residual still falls. Linearly dependent subsets are passed over: an independent one
-    is as good.
+    which the residual still falls. Linearly dependent subsets are skipped, since an independent
+    subset does as well.
 
     Args:
         u: (..., J, N) float64.
@@ -307,7 +310,7 @@ def nonnegative_least_squares(u: Tensor, e: Tensor, present: Tensor) -> Tensor:
 
 
 def _best_subset(table: Tensor, usable: Tensor) -> Tensor:
-    """Coefficients (n, J) of the optimal subset; table (n, J, J+1): Gram matrix and right side."""
+    """Coefficients (n, J) of the optimal subset; table (n, J, J+1): Gram matrix, right side."""
     n, j, _ = table.shape
     table, regular = table.unsqueeze(1), usable.new_ones(n, 1)
     for k in range(j):  # the first column left is that of k

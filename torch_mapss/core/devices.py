@@ -1,6 +1,6 @@
-"""Which device to use, which have float64, and copies that do not synchronise an accelerator.
+"""Choice of device, devices without float64, and copies that do not synchronise an accelerator.
 
-On devices without float64 (Apple's MPS), what needs it runs on the CPU, within the graph.
+Work in float64 runs on the CPU, within the graph, where a device lacks it (Apple's MPS).
 
 Reading a value from an accelerator (``bool(x.any())``, ``int(d.max())``, ``nonzero``) synchronises
 it: the host waits for all work queued there. So does a plain copy of a Python list onto it. On the
@@ -25,7 +25,7 @@ def best_device() -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """``device`` for people: ``cuda:0 (NVIDIA H200)``."""
+    """Readable name of ``device``, such as ``cuda:0 (NVIDIA H200)``."""
     if device.type != "cuda":
         return str(device)
     return f"{device} ({torch.cuda.get_device_name(device)})"
@@ -42,7 +42,7 @@ def wide(x: Tensor) -> Tensor:
 
 
 def back(x: Tensor, device: torch.device) -> Tensor:
-    """``x`` on ``device``; float64 becomes float32 if that has none."""
+    """``x`` on ``device``, in float32 if the device has no float64."""
     if x.dtype == torch.float64 and device.type in _WITHOUT_FLOAT64:
         x = x.float()
     # From pageable memory the CUDA driver takes its own copy of the bytes before it returns, so
@@ -51,12 +51,12 @@ def back(x: Tensor, device: torch.device) -> Tensor:
 
 
 def is_accelerator(device: torch.device) -> bool:
-    """Whether reading a value synchronises ``device``."""
+    """Whether reading a value from ``device`` synchronises it."""
     return device.type != "cpu"
 
 
 def upload(values: Sequence[float] | Sequence[int], device: torch.device) -> Tensor:
-    """A few numbers of the host as a tensor on ``device``, without synchronising.
+    """Copy a few numbers from the host to ``device`` as a tensor, without synchronising.
 
     Whole numbers become int64, others float64 (where the device has it).
     """
@@ -66,17 +66,17 @@ def upload(values: Sequence[float] | Sequence[int], device: torch.device) -> Ten
 
 
 def select(x: Tensor, index: Sequence[int], dim: int) -> Tensor:
-    """Entries of ``x`` along ``dim``, without synchronising; ``x`` itself if these are all."""
+    """Select entries of ``x`` along ``dim`` without synchronising; ``x`` itself if they are all."""
     if tuple(index) == tuple(range(x.shape[dim])):
         return x
     return x.index_select(dim, upload(index, x.device))
 
 
 def select_sources(x: Tensor, order: Tensor) -> Tensor:
-    """Sources of ``x`` (B, S, ...) by an ``order`` (B, S') of their own for each mixture."""
+    """Select sources of ``x`` (B, S, ...) by an ``order`` (B, S') that differs by mixture."""
     return x[torch.arange(len(order), device=order.device).unsqueeze(-1), order]
 
 
 def restore_order(x: Tensor, order: Tensor | None) -> Tensor:
-    """Undo :func:`select_sources` of a permutation (B, S); None: nothing was permuted."""
+    """Undo :func:`select_sources` for a permutation (B, S); None: nothing was permuted."""
     return x if order is None else select_sources(x, order.argsort(-1))

@@ -63,7 +63,7 @@ from torch_mapss.core.spectrum import Operator, RetainedEigenvectors
 
 @dataclass(frozen=True)
 class DiffusionMap:
-    """What :func:`diffusion_map` returns: the full spectrum, and how much of it is retained."""
+    """Result of :func:`diffusion_map`: the full spectrum, and how much of it is retained."""
 
     eigenvalues: Tensor  # (..., N-1) non-trivial, descending, at least 0; 0 behind absent points
     dimension: Tensor  # (...) int64, d: how many coordinates are retained
@@ -74,18 +74,18 @@ class DiffusionMap:
 
 
 class Embedding(NamedTuple):
-    """The map of a batch of frames, as the measures read it."""
+    """Diffusion maps of a batch of frames, with what the score functions need of them."""
 
     coordinates: Tensor  # (F, N, D) retained λ^t u, D = largest d; zero beyond d; differentiable
     dimension: Tensor  # (F,) int64, d
     squared_distances: Tensor  # (F, N, N) D² of the points, detached
     degenerate: Tensor  # (F,) bool: the bandwidth is zero and there is no map
-    again: Tensor  # () bool: must be computed again with ``may_sync=True``
-    discarded: Tensor | None = None  # (F, N, N-1) columns from d on, zero before; detached
+    again: Tensor  # () bool: must be computed once more with ``may_sync=True``
+    discarded: Tensor | None = None  # (F, N, N-1) columns from d on, the others zero; detached
     precision: torch.dtype = torch.float64  # of the eigendecomposition
 
     def dimensions(self, outputs: int) -> Tensor:
-        """d of the frame (F, S'), the same for all its outputs; 1 where there is no map."""
+        """d of each frame, repeated for its outputs (F, S'); 1 where there is no map."""
         d = torch.where(self.degenerate, 1, self.dimension)
         return d.unsqueeze(-1).expand(-1, outputs)
 
@@ -104,12 +104,12 @@ def embed(
     """Retained diffusion coordinates of a batch of frames; see :func:`diffusion_map`.
 
     Args:
-        points: N points a frame. Those that want no gradient make the backward pass cheaper.
-        settings: of the map.
-        discarded: also return the coordinates from d on (detached), which error bounds read.
-        may_sync: whether values may be read, which synchronises an accelerator. Without, all N-1
-            columns of coordinates are returned, frames with bad numbers count as zeros, and
-            ``again`` says whether the batch must be done again.
+        points: N points per frame. Tensors that do not require grad make the backward pass cheaper.
+        settings: settings of the map.
+        discarded: also return the coordinates from d on (detached), for error bounds.
+        may_sync: whether values may be read, which synchronises an accelerator. If not, all N-1
+            columns of coordinates are returned, frames with non-finite points count as zeros, and
+            ``again`` says whether the batch must be computed once more.
 
     Raises:
         NonFiniteError: a present point is not finite, where values may be read.
@@ -145,7 +145,7 @@ def embed(
 
 
 class _Spectrum(NamedTuple):
-    """Eigenpairs of a batch of graphs, and the coordinates retained of them."""
+    """Eigenpairs of a batch of graphs, and their retained coordinates."""
 
     retained: Tensor  # (F, N, D) λ^t u; 0 where there is no bandwidth
     dimension: Tensor
@@ -175,7 +175,7 @@ def _decomposed(
     may_sync: bool,
     single: bool = False,
 ) -> _Spectrum:
-    """Steps 2 to 4 of the module; ``single``: for losses on single coordinates, all N-1 of them."""
+    """Steps 2 to 4 of the module; ``single``: return all N-1 coordinates, for losses on one."""
     s, root = Operator.apply(kernel, valid, settings.alpha)
     columns = kernel.shape[-1] - 1
     count = torch.full(kernel.shape[:1], columns, device=kernel.device)
@@ -196,11 +196,12 @@ def _decomposed(
 
 
 def read_map(read: Read, *, discarded: bool = False) -> Score:
-    """A score function (see :mod:`torch_mapss.core.frame_batches`) of what ``read`` reads.
+    """Make a score function (see :mod:`torch_mapss.core.frame_batches`) from ``read``.
 
     Args:
-        read: map, points and settings of a batch of frames -> tensors by name.
-        discarded: as for :func:`embed`.
+        read: function of map, points and settings of a batch of frames that returns tensors by
+            name.
+        discarded: as in :func:`embed`.
     """
 
     def score(points: Points, settings: Settings, may_sync: bool = True) -> Scored:
@@ -220,7 +221,7 @@ def diffusion_map(
     max_dimension: int | None = None,
     eigh: str = "float64",
 ) -> DiffusionMap:
-    """Diffusion map of every cloud of points in a batch [sec:dm_foundations_moved].
+    """Diffusion map of each cloud of points in a batch [sec:dm_foundations_moved].
 
     Euclidean distances between rows of ``coordinates`` equal the diffusion distances
     [eq:diff_euclid_dist_equal_short]. Computed in float64 whatever the input, also under
@@ -235,8 +236,9 @@ def diffusion_map(
         mask: (..., N) bool, False leaves a point out exactly as if it were never there.
         convention: ``"paper"`` (bandwidth: mean of the two middle values, u orthonormal under
             π) or ``"reference"`` (half-width kernel, lower middle value, unit eigenvectors).
-        max_dimension: the most coordinates to retain, None for as many as ``energy`` asks for. A
-            group of tied eigenvalues that it would cut is dropped entire (not the leading one).
+        max_dimension: the most coordinates to retain; None for as many as ``energy`` asks for. A
+            group of tied eigenvalues that the limit would cut is dropped whole, unless it is the
+            leading group.
         eigh: precision of the eigendecomposition alone, ``"float64"`` or ``"float32"``.
 
     Returns:
@@ -265,7 +267,7 @@ def diffusion_map(
         if valid is not None:
             valid = valid.to(x.device)
         broken = broken_points(x, valid)
-        if bool(broken.any()):  # one non-finite matrix makes an entire batched ``eigh`` fail
+        if bool(broken.any()):  # one non-finite matrix would make the entire batched ``eigh`` fail
             frame, point = (int(index) for index in broken.nonzero()[0])
             raise NonFiniteError(f"point {point}", frame, lead)
         graph = gaussian_kernel(x, [frames], valid, True, convention == "reference")

@@ -1,4 +1,4 @@
-"""Calls that run eagerly inside a compiled step."""
+"""A decorator for functions that run eagerly inside a compiled step."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Result = TypeVar("Result")
 
 
 def eager(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """``function``, which leaves the graph of a compiled step; the step goes on after it.
+    """Run ``function`` eagerly: a compiled step breaks its graph here and resumes after the call.
 
-    Eigenvectors, random members and choices that depend on values do not compile, and the result is
-    defined as the eager one.
+    Eigenvectors, random draws and choices that depend on values do not compile, and the eager
+    result is the one that counts.
     """
 
     @functools.wraps(function)

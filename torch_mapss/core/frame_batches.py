@@ -1,12 +1,13 @@
-"""Frames through a score function in batches of bounded memory, recomputed backward if needed.
+"""Scoring of frames in batches of bounded memory, recomputed in the backward pass if needed.
 
-A **score function** takes the points of one batch of frames and does its own map inside:
+A **score function** takes the points of one batch of frames and computes its own map:
 
     score(points, settings, may_sync) -> (tensors by name, again)
 
-The tensors lead with the frames of the batch. ``may_sync`` says whether values may be read, which
-synchronises an accelerator. A batch that turns out to need it, says so in ``again``, a () bool
-tensor, and is scored again with ``may_sync=True``.
+The first dimension of each tensor is the frames of the batch. ``may_sync`` says whether the
+function may read values, which synchronises an accelerator. If it may not and turns out to need
+them (a point that is not finite, a median that is too imprecise), it returns ``again``, a () bool
+tensor, as True, and the batch is scored once more with ``may_sync=True``.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch_mapss.core.settings import Settings
 # Working memory of one batch of frames, and how much a graph may hold before it is recomputed.
 BATCH_BYTES = 96 * 2**20
 GRAPH_BYTES = 3 * 2**29
-# So many times that on an accelerator, where every batch costs the launches of its operators.
+# On an accelerator batches may be this many times larger: each one pays for its kernel launches.
 ACCELERATOR_BATCHES = 8
 
 Scored = tuple[dict[str, Tensor], Tensor]
@@ -35,51 +36,51 @@ Score = Callable[[Points, Settings, bool], Scored]
 
 
 def frames_per_batch(points: int, features: int, batch_bytes: int) -> int:
-    """How many frames of N points and M features fit the working memory of a batch."""
+    """Number of frames of N points and M features that fit the working memory of a batch."""
     frame_bytes = 8 * (2 * points * features + 8 * points * points)
     return max(1, batch_bytes // frame_bytes)
 
 
 class Bounds(NamedTuple):
-    """How far a score may be off; 0 where it is not defined."""
+    """How far a score may be off; 0 where the score is undefined."""
 
     radius: Tensor  # (..., S') truncation error, deterministic
-    tail: Tensor  # (..., S') finite-sample half-width at the confidence asked for
+    tail: Tensor  # (..., S') finite-sample half-width at the requested confidence
     total: Tensor  # (..., S') radius + tail
 
     @classmethod
     def of(cls, radius: Tensor, tail: Tensor) -> Bounds:
-        """Both errors and their sum."""
+        """Bounds from the two errors, with their sum."""
         return cls(radius, tail, radius + tail)
 
 
 class Started(NamedTuple):
-    """Batches of frames whose values have not been read."""
+    """Batches of frames that were scored, but whose values have not been read yet."""
 
     points: Points
     batches: list[Batch]
-    results: list[Scored]  # of each batch
+    results: list[Scored]  # one per batch
 
 
 def run(points: Points, settings: Settings, score: Score) -> dict[str, Tensor]:
     """Score all frames, in batches of bounded memory.
 
-    Without gradients a batch's work is dropped at once. With them, a call whose graph would
-    exceed ``GRAPH_BYTES`` is recomputed batch by batch in the backward pass.
+    Without gradients the memory of a batch is freed at once. With gradients, a call whose graph
+    would exceed ``GRAPH_BYTES`` is recomputed batch by batch in the backward pass.
 
-    On the CPU values are read as they come. An accelerator is read once, after the last batch:
-    until then nothing is known of non-finite embeddings, of frames whose distances are too
-    imprecise, or of the dimensions (so that all columns are computed). Batches that turn out to
-    need it are scored again.
+    On the CPU values are read as they arise. An accelerator is read once, after the last batch:
+    until then non-finite embeddings, frames whose distances are too imprecise, and the dimensions
+    are unknown (so all columns are computed). Batches that turn out to need their values are scored
+    once more.
 
     Args:
-        points: of all frames.
-        settings: of the map.
+        points: points of all frames.
+        settings: settings of the map.
         score: a score function, see the module.
 
     Returns:
-        The tensors of all frames by name, on the device of the input; floating point ones in
-        float64 if the input is, else in float32.
+        The tensors of all frames by name, on the device of the input; floating-point tensors are
+        float64 if the input is, else float32.
 
     Raises:
         NonFiniteError: a present point is not finite.
@@ -90,12 +91,12 @@ def run(points: Points, settings: Settings, score: Score) -> dict[str, Tensor]:
 def start(
     points: Points, settings: Settings, score: Score, batch_bytes: int | None = None
 ) -> Started:
-    """The work of :func:`run`, queued on an accelerator without reading a value.
+    """Queue the work of :func:`run` without reading a value from an accelerator.
 
     Args:
-        points, settings, score: as for :func:`run`.
-        batch_bytes: working memory of a batch, to which the limit of a graph is proportional; None
-            for ``BATCH_BYTES``, or more on an accelerator.
+        points, settings, score: as in :func:`run`.
+        batch_bytes: working memory of a batch; the limit on a graph's size is proportional to it.
+            None for ``BATCH_BYTES``, or more on an accelerator.
     """
     features = points.outputs.shape[-1]
     count = sum(math.prod(x.shape[1:-1]) for x in points.embeddings())
@@ -107,9 +108,9 @@ def start(
     squares = 10 if may_sync else 15  # of N² numbers a frame: all N-1 columns are held
     graph_bytes = points.frames * 8 * (count * features + squares * count**2)
     recomputed = tracked and graph_bytes > largest_graph
-    # Split, not sliced: the gradient of a slice is as large as the tensor, in every batch.
+    # Split, not sliced: the gradient of each slice would be as large as the whole tensor.
     batches = zip(*(x.split(size) for x in points.embeddings()))
-    begins = range(0, max(points.frames, 1), size)  # one, empty, where there are no frames
+    begins = range(0, max(points.frames, 1), size)  # one empty batch if there are no frames
     started = Started(points, [], [])
     for begin, embeddings in zip(begins, batches):
         batch = Batch(points, settings, score, begin, embeddings, recomputed)
@@ -119,17 +120,17 @@ def start(
 
 
 class Batch(NamedTuple):
-    """Neighbouring frames that are scored together."""
+    """Consecutive frames that are scored together."""
 
     points: Points  # of all frames
     settings: Settings
     score: Score
     begin: int  # index of the first frame
-    embeddings: tuple[Tensor, ...]  # of these frames, see Points.embeddings
+    embeddings: tuple[Tensor, ...]  # of the frames of this batch, see Points.embeddings
     recomputed: bool  # whether the backward pass scores them again
 
     def scored(self, may_sync: bool) -> Scored:
-        """The result of the score function; its errors name the frame among all frames."""
+        """Call the score function on this batch; errors name the frame's index among all frames."""
         try:
             with torch.autocast(self.embeddings[0].device.type, enabled=False):
                 if not self.recomputed:
@@ -147,14 +148,14 @@ class Batch(NamedTuple):
         return self.points.batch(frames, embeddings)
 
     def _listed(self, may_sync: bool, names: list[str], *embeddings: Tensor) -> tuple[Tensor, ...]:
-        """The result as a tuple of tensors, which autograd wants; the ``names`` are filled in."""
+        """The result as a tuple of tensors, as autograd requires; fills ``names`` in place."""
         tensors, again = self.score(self._points(embeddings), self.settings, may_sync)
         names[:] = tensors
         return *tensors.values(), again
 
 
 def finish(started: Sequence[Started]) -> list[dict[str, Tensor]]:
-    """The results of several :func:`start`, whose values are read together."""
+    """Results of several :func:`start` calls, whose values are read in one go."""
     flags = [again for entry in started for _, again in entry.results]
     unread = iter(torch.stack(flags).tolist() if flags else ())
     for entry in started:
@@ -165,10 +166,10 @@ def finish(started: Sequence[Started]) -> list[dict[str, Tensor]]:
 
 
 class _Recomputed(torch.autograd.Function):
-    """``values(*inputs)`` that keeps its inputs alone and runs again in the backward pass.
+    """``values(*inputs)`` that saves only its inputs and runs again in the backward pass.
 
-    What ``torch.utils.checkpoint`` does, without a graph in the meantime: its many small nodes
-    between large blocks keep the heap from shrinking, by some 200 KiB a frame.
+    ``torch.utils.checkpoint`` does the same, but builds a graph in the meantime, whose many small
+    nodes between large blocks keep the heap from shrinking, by some 200 KiB per frame.
     """
 
     @staticmethod
@@ -184,7 +185,7 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         needs_gradient = ctx.needs_input_grad[1:]
-        saved = ctx.saved_tensors  # once: activation checkpointing hands them out once
+        saved = ctx.saved_tensors  # read once: activation checkpointing hands them out only once
         leaves = [x.detach().requires_grad_(needs) for x, needs in zip(saved, needs_gradient)]
         with torch.enable_grad(), torch.autocast(saved[0].device.type, enabled=False):
             results = ctx.values(*leaves)
@@ -204,7 +205,7 @@ class _Recomputed(torch.autograd.Function):
 
 
 def _joined(started: Started) -> dict[str, Tensor]:
-    """The tensors of all batches as one each."""
+    """The tensors of all batches, concatenated by name."""
     points = started.points
     dtype = functools.reduce(torch.promote_types, (x.dtype for x in points.embeddings()))
     joined = {}

@@ -31,9 +31,10 @@ For k < 1 and x < 1/2 the integrand is wider than one rule can cover, and the po
 Temme, SIAM J. Math. Anal. 10 (1979) 757-766: ``k log x - x - lgamma(k)`` would cancel terms of size
 k log k, ``-k phi(x / k - 1)`` with phi(u) = u - log(1 + u) does not.
 
-``torch.special.gammaincc`` is not used even without gradients: for k from 20 to 1e7 with x within
-a third of k it misses 1e-10, by up to 2e-9 at k = 21 and 2e-8 at k = 7e6
-(``benchmarks/special_accuracy.py``), and one road keeps values equal with and without gradients.
+``torch.special.gammaincc`` is not used even without gradients: for k from 20 to 1e7 with x within a
+third of k it misses 1e-10, by up to 2e-9 at k = 21 and 2e-8 at k = 7e6
+(``benchmarks/special_accuracy.py``), and a single code path keeps the values equal with and without
+gradients.
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ from torch import Tensor
 from torch_mapss.core import devices
 from torch_mapss.core.autograd import once
 
-_WHAT = "gammaincc and log_gammaincc"  # said of second derivatives
+_WHAT = "gammaincc and log_gammaincc"  # subject of the error about second derivatives
 # Exponent at which the integrals are cut: exp(-40) = 4e-18 of the largest value.
 _CUT = 40.0
 # Points of the Gauss-Legendre rule: errors reach rounding level (1e-15) from 40 on.
 _POINTS = 44
 # From here on Stirling's series (seven terms) is exact to rounding.
 _STIRLING_FROM = 10.0
-# Most numbers held at once in the sums over the points: 512 KiB an array.
+# Most numbers held at once in the sums over the points: 512 KiB per array.
 _BLOCK = 2**16
 # Arguments are held inside these limits, so no square or quotient leaves the float64 range.
 _SMALLEST, _LARGEST = 1e-300, 1e300
@@ -162,10 +163,10 @@ def _reach_above(k: Tensor, x: Tensor) -> Tensor:
 
 
 def _reach_below(k: Tensor, x: Tensor) -> Tensor:
-    """The same bound for (k - x) s + x h(-s), from h(-s) >= s^2 / (2 + s).
+    """Same bound as :func:`_reach_above`, for (k - x) s + x h(-s), from h(-s) >= s^2 / (2 + s).
 
-    It is the positive root of k s^2 - b s - 2 cut with b = cut - 2 (k - x), in the form that does
-    not cancel for either sign of b.
+    It is the positive root of k s^2 - b s - 2 cut with b = cut - 2 (k - x), in a form without
+    cancellation for either sign of b.
     """
     b = _CUT - 2.0 * (k - x)
     root = b.abs() + torch.hypot(b, (8.0 * _CUT * k).sqrt())
@@ -184,7 +185,7 @@ def _rule_like(x: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def _integrals(k: Tensor, x: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
-    """log I and <s> of the side that ``above`` names (true: Q, false: P)."""
+    """log I and <s> of one side: Q where ``above``, else P."""
     side = torch.where(above, torch.ones_like(x), -1.0)
     slope = side * (x - k)
     reach = torch.where(above, _reach_above(k, x), _reach_below(k, x))
@@ -290,7 +291,7 @@ class _GammaTail(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(*output[2:])
         ctx.save_for_backward(*inputs[:2], *output[2:])
-        ctx.set_materialize_grads(False)  # one of the two is often not asked for
+        ctx.set_materialize_grads(False)  # often only one of the two is used
 
     @staticmethod
     def backward(ctx: Any, value: Tensor | None, log: Tensor | None, *_: Any) -> Any:
@@ -315,7 +316,7 @@ def _as_real(value: Tensor | float, companion: Tensor | float, name: str) -> Ten
 
 
 def both_tails(k: Tensor | float, x: Tensor | float) -> tuple[Tensor, Tensor]:
-    """:func:`gammaincc` and :func:`log_gammaincc` of the same arguments, from one quadrature."""
+    """Both :func:`gammaincc` and :func:`log_gammaincc`, from one quadrature."""
     shape, point = arguments = _as_real(k, x, "k"), _as_real(x, k, "x")
     if shape.dim() > 0 and point.dim() > 0 and shape.device != point.device:
         raise ValueError(
@@ -339,26 +340,26 @@ def gammaincc(k: Tensor | float, x: Tensor | float) -> Tensor:
     """Upper regularised incomplete gamma function Q(k, x), differentiable in both arguments.
 
     The probability that a Gamma variable of shape ``k`` and scale 1 exceeds ``x``: 1 at x = 0,
-    falling to 0. Works in float64 inside, whatever comes in; on devices without float64 (MPS) it
-    computes on the CPU and moves the result back. No data-dependent loop, no device
-    synchronisation, equal results on repetition.
+    falling to 0. Computed in float64 for every input type; on devices without float64 (MPS), on the
+    CPU, and the result is moved back. It has no data-dependent loop, does not synchronise the
+    device, and gives equal results on repetition.
 
-    Accuracy (float64): relative error below 1e-10 for Q and both derivatives, for k in
-    [1e-2, 1e7] and x in [0, 1e8], where they exceed 1e-300; usually near 1e-14. Beyond that range
-    the formulas keep working for k and x in [1e-300, 1e300] and lose digits only as the inputs'
-    own rounding does (a relative change of 1e-16 in x moves log Q by about 1e-16 ``|x - k|``);
-    arguments beyond are held at these limits.
+    Accuracy (float64): relative error below 1e-10 for Q and both derivatives, for k in [1e-2, 1e7]
+    and x in [0, 1e8], where they exceed 1e-300; usually near 1e-14. Beyond that range the formulas
+    keep working for k and x in [1e-300, 1e300] and lose digits only as the inputs' own rounding
+    does (a relative change of 1e-16 in x moves log Q by about 1e-16 ``|x - k|``); arguments beyond
+    these limits are clamped to them.
 
     Args:
         k: Shape of the Gamma distribution, > 0, any shape that broadcasts with ``x``.
         x: Where the tail starts, >= 0; ``inf`` gives 0.
 
     Returns:
-        Q in [0, 1], of the broadcast shape and the promoted dtype; integers give the default
-        dtype, float16 and bfloat16 give float32. Elements with k <= 0, x < 0 or NaN are NaN and
-        send gradient 0, so that a later ``torch.where`` can mask them. At x = 0 both derivatives
-        are 0 (for k < 1 the true slope in x is infinite). Derivatives are held at the largest
-        finite number of the input's dtype. There are no second derivatives.
+        Q in [0, 1], of the broadcast shape and the promoted dtype; integers give the default dtype,
+        float16 and bfloat16 give float32. Elements with k <= 0, x < 0 or NaN are NaN and send
+        gradient 0, so that a later ``torch.where`` can mask them. At x = 0 both derivatives are 0
+        (for k < 1 the true slope in x is infinite). Derivatives are clamped to the largest finite
+        number of the input's dtype. There are no second derivatives.
 
     Raises:
         TypeError: An argument is complex.

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch_mapss.core import checks, devices
 from torch_mapss.core.autograd import once
 
-# Where the median is a smaller part than this of the largest squared norm, inner products lose
-# too many digits of the distances (error about 1e-15 |x|^2): they are taken by differences.
+# Where the median is a smaller share than this of the largest squared norm, inner products lose too
+# many digits (error about 1e-15 |x|^2), so the distances are computed from differences.
 GRAM_RATIO = 1e-3
 # Squared distances below this have too few digits left to divide by: the bandwidth is zero.
 SMALLEST_BANDWIDTH = 1e-290
@@ -26,12 +26,13 @@ SMALLEST_BANDWIDTH = 1e-290
 class GaussianKernel(torch.autograd.Function):
     """Gaussian kernel at the median bandwidth: K_ij = exp(-D²_ij / s), s = c · median D² [eq:K].
 
-    With G = dL/dK, E = -G ∘ K / s is dL/dD² at fixed s, and dL/ds = Σ G ∘ K ∘ D² / s² falls on
-    the one or two pairs the median is made of. dL/dx_i = 2 Σ_j (E_ij + E_ji)(x_i - x_j), which is
-    one product with a graph Laplacian. ``x`` holds the rows of all groups; each group that wants a
-    gradient gets its rows of that product. ``point_groups`` are these, then an empty clone of each:
-    every gradient of a score leaves through here, and through the clones it refuses to be
-    differentiated again (saving the groups themselves would take their memory).
+    With G = dL/dK, E = -G ∘ K / s is dL/dD² at fixed s, and dL/ds = Σ G ∘ K ∘ D² / s² falls on the
+    one or two pairs that make up the median. dL/dx_i = 2 Σ_j (E_ij + E_ji)(x_i - x_j), which is one
+    product with a graph Laplacian. ``x`` holds the points of all groups; each group that requires
+    grad gets its rows of that product. ``point_groups`` lists the groups, then one empty clone of
+    each. The clones are saved in place of the groups, which would keep their memory alive, and
+    serve as anchors for ``once``: every gradient of a score leaves through here, and ``once``
+    refuses a second derivative.
     """
 
     @staticmethod
@@ -61,7 +62,7 @@ class GaussianKernel(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        # Read once: activation checkpointing hands them out once.
+        # Read once: activation checkpointing hands them out only once.
         x, squared, kernel, scale, lower, upper, degenerate, valid, *anchors = ctx.saved_tensors
         gradients: list[Tensor | None] = []
         with torch.no_grad():
@@ -89,9 +90,9 @@ class GaussianKernel(torch.autograd.Function):
 
 
 def _tied(squared: Tensor, valid: Tensor | None, middle: Tensor, rounding: Tensor) -> Tensor:
-    """(F, N, N) bool: the pairs whose D² equals, but for rounding, a middle value (F,) of theirs.
+    """(F, N, N) bool: pairs whose D² equals their frame's middle value (F,) up to rounding.
 
-    An output equal to its reference makes every distance come twice, two such outputs four times.
+    An output equal to its reference makes every distance occur twice, two such outputs four times.
     The median of a group of ties moves with the mean of the group where it moves smoothly, so its
     slope falls on all of them alike.
     """
@@ -101,7 +102,7 @@ def _tied(squared: Tensor, valid: Tensor | None, middle: Tensor, rounding: Tenso
 
 
 def _laplacian(weighted: Tensor, first_row: int, count: int) -> Tensor:
-    """``count`` rows from ``first`` on of 2 (diag(W1) - W), W = E + Eᵀ."""
+    """Rows ``first_row`` to ``first_row + count`` of the Laplacian 2 (diag(W1) - W), W = E + Eᵀ."""
     rows = slice(first_row, first_row + count)
     laplacian = weighted[:, rows] + weighted[:, :, rows].mT
     degree = laplacian.sum(-1)
@@ -117,16 +118,17 @@ def _pairs(valid: Tensor) -> Tensor:
 def _distances_and_median(
     x: Tensor, valid: Tensor | None, middle: bool, may_sync: bool
 ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
-    """D² (F, N, N), its middle values, and the frames (F,) where they are still imprecise.
+    """D² (F, N, N), its two middle values (F,), and (F,) bool where they are still imprecise.
 
-    Accurate also where most points coincide, if values may be read to find where (``may_sync``).
+    With ``may_sync`` values are read to find the frames where most points coincide, and these are
+    computed accurately too.
     """
     squared, largest = _gram_distances(x)
     lower, upper = middle_of_pairs(squared, valid, middle)
     imprecise = (lower + upper) / 2.0 < GRAM_RATIO * largest
     if may_sync and bool(imprecise.any()):
         frames = imprecise.nonzero()[:, 0]
-        # By differences coincident points are at distance 0 exactly.
+        # From differences, coincident points are at distance exactly 0.
         apart = torch.cdist(x[frames], x[frames], compute_mode="donot_use_mm_for_euclid_dist")
         squared[frames] = apart.square_()
         present = None if valid is None else valid[frames]
@@ -145,11 +147,11 @@ def _gram_distances(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def middle_of_pairs(squared: Tensor, valid: Tensor | None, middle: bool) -> tuple[Tensor, Tensor]:
-    """The two middle values (F,) over the pairs i < j of each frame.
+    """The two middle values (F,) of D² over the pairs i < j of each frame.
 
-    ``middle=False`` takes the lower one twice. Absent pairs are moved out to -inf and +inf in
-    such numbers that the middle of the present ones stays the middle of all: one rank serves
-    frames of every size.
+    ``middle=False`` returns the lower value twice. Absent pairs are moved to -inf and +inf in such
+    numbers that the median of the present pairs keeps its rank, so that one partition serves frames
+    of any size.
     """
     count = squared.shape[-1]
     rows, columns = torch.triu_indices(count, count, 1, device=squared.device)
@@ -169,16 +171,16 @@ def middle_of_pairs(squared: Tensor, valid: Tensor | None, middle: bool) -> tupl
     lower, following = _ordered_pair(values, rank)
     if not middle or odd is True:
         return lower, lower
-    if isinstance(odd, Tensor):  # of no pair at all both are infinite
+    if isinstance(odd, Tensor):  # without any pair both are infinite
         following = torch.where(odd | ~torch.isfinite(following), lower, following)
     return lower, following
 
 
 def _ordered_pair(values: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """The ``rank``-th smallest (from 1) of every row of (F, n), and the one after it.
+    """The ``rank``-th smallest value (from 1) in each row of (F, n), and the next one.
 
-    By NumPy on the CPU, whose partition is ten times faster than sorting; by sorting elsewhere:
-    kthvalue and median have no deterministic form on accelerators.
+    On the CPU by NumPy's partition, ten times faster than sorting; elsewhere by sorting, as
+    kthvalue and median are not deterministic on accelerators.
     """
     next_rank = min(rank, values.shape[-1] - 1)
     if devices.is_accelerator(values.device):
@@ -195,14 +197,14 @@ def gaussian_kernel(
     may_sync: bool,
     reference: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """:class:`GaussianKernel`, D², where there is no bandwidth, and where D² is imprecise (F,).
+    """Gaussian kernel and D² (F, N, N), and two masks (F,): zero bandwidth, imprecise D².
 
     Args:
-        x: points (F, N, M), which are used up (centred in place).
-        point_groups: (F, n, M) the tensors that x was joined from.
-        valid: (F, N) which are present; None: all.
+        x: points (F, N, M); modified in place (centred).
+        point_groups: the tensors (F, n, M) that ``x`` was joined from; gradients go to them.
+        valid: (F, N) bool, points that are present; None: all.
         may_sync: whether values may be read.
-        reference: exp(-D²/(2 σ²)), lower middle value.
+        reference: use the released implementation's exp(-D²/(2 σ²)) and lower middle value.
     """
     anchors = (group[:0].clone() for group in point_groups)
     return GaussianKernel.apply(
@@ -211,9 +213,9 @@ def gaussian_kernel(
 
 
 def centre(points: Tensor, valid: Tensor | None) -> Tensor:
-    """Points less the mean of their frame, absent ones at zero: keeps inner products small.
+    """Subtract the frame's mean from its points, to keep inner products small; absent points: zero.
 
-    In place. The kernel does not change when a frame moves, so nothing here has a gradient.
+    In place. The kernel does not change when a frame is shifted, so no gradient is needed here.
     """
     if valid is None:
         return points.sub_(points.mean(-2, keepdim=True))

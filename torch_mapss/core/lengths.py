@@ -1,4 +1,4 @@
-"""Lengths at which Fourier transforms are fast, and how many frames a length has."""
+"""FFT-friendly lengths, and the number of frames in a waveform of a given length."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ def fast_length(minimum: int) -> int:
 
 
 def frame_count(samples: int, receptive_field: int, hop: int) -> int:
-    """Frames an encoder makes of `samples`: (samples - receptive_field) // hop + 1, at least 0.
+    """Number of frames in a waveform: (samples - receptive_field) // hop + 1, at least 0.
 
     Args:
-        samples: length of the waveform.
-        receptive_field: samples one frame sees.
+        samples: length of the waveform in samples.
+        receptive_field: samples that one frame depends on.
         hop: samples from one frame to the next.
 
     Returns:
         The number of frames; 0 if the waveform is shorter than one receptive field.
 
     Raises:
-        TypeError, ValueError: an argument is no whole number, negative, or zero for the last two.
+        TypeError, ValueError: an argument is not a whole number, or is negative; or one of the last
+            two is zero.
     """
     samples, hop = check_whole(samples, "samples", 0), check_whole(hop, "hop", 1)
     receptive_field = check_whole(receptive_field, "receptive_field", 1)

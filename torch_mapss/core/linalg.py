@@ -1,12 +1,12 @@
-"""Eigendecompositions of many small matrices: on the CPU every thread takes a part of the batch.
+"""Eigendecompositions of many small matrices; on the CPU each thread takes a share of the batch.
 
-torch goes through such a batch one matrix after the other and gives each of them to all threads.
-Matrices of a frame (N ≈ 140) are too small to share: that is little faster than one thread alone,
-and slower on a busy machine. Here as many threads as :func:`torch.get_num_threads` allows work on
-matrices of their own. For that a thread must be able to keep MKL to itself: where torch comes
-without MKL, on other devices and with one thread, torch's own loop runs.
+torch goes through such a batch one matrix at a time and puts all threads on each. A frame's matrix
+(N ≈ 140) is too small to share: that is little faster than one thread alone, and slower on a busy
+machine. Here each of the threads that :func:`torch.get_num_threads` allows works on its own
+matrices. This requires limiting MKL to one thread per caller; where torch comes without MKL, on
+other devices and with one thread, torch's own loop runs.
 
-Nothing in here is recorded by autograd.
+Nothing in this module is recorded by autograd.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-LEAST_PART = 4  # matrices: handing fewer to a thread costs more than it gains
+LEAST_PART = 4  # matrices; handing fewer to a thread costs more than it gains
 
-_pools: dict[tuple[int, int], ThreadPoolExecutor] = {}  # by process (a fork has no threads), size
+# By process id (a forked child has none of its parent's threads) and size.
+_pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 
 
 def eigh(matrices: Tensor) -> tuple[Tensor, Tensor]:
@@ -31,7 +32,7 @@ def eigh(matrices: Tensor) -> tuple[Tensor, Tensor]:
 
     def decompose(batch: Tensor) -> tuple[Tensor, Tensor]:
         values, vectors = torch.linalg.eigh(batch)
-        return values, vectors.mT  # LAPACK writes columns: rows are what joins without a turn
+        return values, vectors.mT  # LAPACK writes columns; rows are contiguous and cheap to join
 
     values, rows = _in_parts(decompose, matrices)
     return values, rows.mT
@@ -65,10 +66,11 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 @functools.cache
 def single_core_setup() -> Callable[[], None] | None:
-    """What keeps OpenMP and MKL to the calling thread, for this thread alone; None without MKL.
+    """Function that limits OpenMP and MKL to one thread, for the calling thread only.
 
-    ``torch.set_num_threads`` would not do: it is for the whole process, and it also makes MKL
-    share what it would have left alone (which slows, and on some machines hangs, its LU).
+    None if torch has no MKL. ``torch.set_num_threads`` would not do: it affects the whole process,
+    and makes MKL split work that it would otherwise leave whole (which slows its LU, and on some
+    machines hangs it).
     """
     try:
         torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
@@ -77,7 +79,7 @@ def single_core_setup() -> Callable[[], None] | None:
         return None
 
     def keep() -> None:
-        torch.get_num_threads()  # torch sets up OpenMP at the first question, so it comes first
+        torch.get_num_threads()  # torch sets OpenMP up on its first call, so it goes first
         openmp(1)
         mkl(1)
 

@@ -15,11 +15,11 @@ RIDGE = 1e-6  # ε of [eq:ps_distance]
 
 
 def ridge_factor(deviations: Tensor, count: Tensor) -> Tensor:
-    """Cholesky factor of the ridge covariance of every cluster.
+    """Cholesky factor of the ridge covariance of each cluster.
 
     Args:
-        deviations: (..., n, D) points less their centre, rows of absent points zero.
-        count: (...) the divisor, number of points less one, at least 1.
+        deviations: (..., n, D) points minus their centre; rows of absent points are zero.
+        count: (...) divisor: number of points minus one, at least 1.
 
     Returns:
         (..., D, D) lower triangular L, LLᵀ = ΣΔΔᵀ/count + εI.
@@ -28,14 +28,14 @@ def ridge_factor(deviations: Tensor, count: Tensor) -> Tensor:
 
 
 def scatter_factor(scatter: Tensor, count: Tensor, ridge: Tensor | float = RIDGE) -> Tensor:
-    """The same of a scatter matrix ΣΔΔᵀ (..., D, D); ``ridge`` is a number or (..., D)."""
+    """Like :func:`ridge_factor`, from scatter ΣΔΔᵀ (..., D, D); ``ridge``: number or (..., D)."""
     covariance = scatter / count[..., None, None]
     covariance.diagonal(dim1=-2, dim2=-1).add_(ridge)
     return torch.linalg.cholesky_ex(covariance).L
 
 
 class _SquaredDistances(torch.autograd.Function):
-    """y_r = Δ_rᵀ A⁻¹ Δ_r, A = XᵀX/n + εI, of rows X and right sides Δ.
+    """y_r = Δ_rᵀ A⁻¹ Δ_r with A = XᵀX/n + εI, for rows X and right sides Δ.
 
     With z_r = A⁻¹Δ_r, dy_r = 2 z_rᵀ dΔ_r - z_rᵀ dA z_r and z_rᵀ dA z_r = (2/n) (X z_r)ᵀ dX z_r:
     one more triangular solve gives both gradients, without the derivative of the factor.
@@ -62,28 +62,29 @@ def cluster_distances(deviations: Tensor, count: Tensor, rights: Tensor) -> Tens
     """Squared distance of ``rights`` under the ridge covariance of a cluster [eq:ps_distance].
 
     Args:
-        deviations: (..., n, D) and count (...): as for :func:`ridge_factor`.
-        rights: (..., R, D).
+        deviations: (..., n, D), as in :func:`ridge_factor`.
+        count: (...), as in :func:`ridge_factor`.
+        rights: (..., R, D) vectors to measure.
 
     Returns:
-        (..., R), differentiable in deviations and rights.
+        (..., R), differentiable in ``deviations`` and ``rights``.
     """
     return _SquaredDistances.apply(deviations, count, rights)
 
 
 def squared_mahalanobis(factor: Tensor, deviations: Tensor) -> Tensor:
-    """``|L⁻¹Δ|²`` of the rows of ``deviations`` (..., n, D) [eq:ps_distance], (..., n)."""
+    """``|L⁻¹Δ|²`` (..., n) of the rows of ``deviations`` (..., n, D) [eq:ps_distance]."""
     whitened = torch.linalg.solve_triangular(factor, deviations.mT, upper=False)
     return whitened.square().sum(-2)
 
 
 def rounding_floor(embedding: Embedding) -> Tensor:
-    """(F,) squared distance that rounding alone can give two coincident points.
+    """(F,) largest squared distance that rounding alone can put between two coincident points.
 
     Coordinates are Φ = SV up to the backward error of eigh, at most about N·eps of their size,
-    whatever the eigenvalue; the ridge turns a squared length into at most 1/ε of it. In float64
-    that bound costs nothing. In float32 it would swallow whole clusters: eight times √N·eps
-    stands for it, which is what real frames show.
+    whatever the eigenvalue; the ridge turns a squared length into at most 1/ε times that. In
+    float64 that bound costs nothing. In float32 it would swallow whole clusters, so 8·√N·eps is
+    used instead, as observed on real frames.
     """
     coordinates, double = embedding.coordinates, embedding.precision == torch.float64
     points = coordinates.shape[-2]

@@ -1,4 +1,4 @@
-"""PM: the Gamma tail of an output among its source's distortions."""
+"""PM: the Gamma tail probability of an output among its source's distortions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch_mapss.core.mahalanobis import RIDGE, cluster_distances, rounding_floo
 from torch_mapss.core.points import Points, presence, scored_outputs, split_points
 from torch_mapss.core.settings import Settings
 
-LOG_ZERO = math.log(torch.finfo(torch.float64).tiny)  # stands for log 0, which is not finite
+LOG_ZERO = math.log(torch.finfo(torch.float64).tiny)  # in place of log 0, which is not finite
 
 
 class Gamma(NamedTuple):
-    """The Gamma distribution of some mean and variance [eq:gamma_matching]."""
+    """Gamma distribution with its moments [eq:gamma_matching]."""
 
     mean: Tensor
     variance: Tensor
@@ -27,7 +27,7 @@ class Gamma(NamedTuple):
 
 
 def gamma(mean: Tensor, variance: Tensor) -> Gamma:
-    """Shape k and scale θ, matched to moments."""
+    """Gamma distribution with shape k and scale θ matched to the moments."""
     return Gamma(mean, variance, mean.square() / variance, variance / mean)
 
 
@@ -39,11 +39,11 @@ def gamma(mean: Tensor, variance: Tensor) -> Gamma:
 def attributed_deviations(
     embedding: Embedding, points: Points
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What PM reads, centred at the reference of each output's source.
+    """Distortions and outputs, centred at the reference of each output's source.
 
     Returns:
-        Distortions (F, S', P, D), rows of absent ones zero; outputs (F, S', D); which
-        distortions are present (F, S', P); and their number N_p (F, S').
+        Distortions (F, S', P, D), zero where absent; outputs (F, S', D); mask (F, S', P) of the
+        distortions that are present; and their number N_p (F, S').
     """
     outputs, clusters = split_points(embedding.coordinates, points)
     _, present = presence(points)
@@ -55,9 +55,9 @@ def attributed_deviations(
 
 
 def moments(values: Tensor, weights: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and unbiased variance along the last axis of values counted ``weights`` times.
+    """Mean and unbiased variance along the last axis, each value counted ``weights`` times.
 
-    [eq:stats_pm]; weights are bool, or whole numbers whose sum is ``count``.
+    [eq:stats_pm]; ``weights`` are bool, or whole numbers that sum to ``count``.
     """
     mean = (weights * values).sum(-1) / count.clamp(min=1)
     squares = weights * (values - mean.unsqueeze(-1)).square()
@@ -65,7 +65,7 @@ def moments(values: Tensor, weights: Tensor, count: Tensor) -> tuple[Tensor, Ten
 
 
 def is_collapsed(mean: Tensor, variance: Tensor, floor: Tensor, settings: Settings) -> Tensor:
-    """Where a cluster's squared distances have no positive mean or variance beyond rounding."""
+    """Mask of clusters whose squared distances have a mean or variance of 0, up to rounding."""
     mean, variance = mean.detach(), variance.detach()
     smallest_mean = floor + RIDGE if settings.convention == "reference" else floor
     spread = (16.0 * torch.finfo(settings.precision).eps * mean).square()
@@ -73,12 +73,12 @@ def is_collapsed(mean: Tensor, variance: Tensor, floor: Tensor, settings: Settin
 
 
 def of_match(embedding: Embedding, points: Points, settings: Settings) -> dict[str, Tensor]:
-    """PM [eq:pm_gamma_mm_short], log PM and d (F, S') of one map; 0 where they are not defined.
+    """PM [eq:pm_gamma_mm_short], log PM and d (F, S') of one map; 0 where undefined.
 
-    A cluster is collapsed where the mean or variance of its squared distances is not positive, up
-    to what rounding gives coincident points. Without a fit PM is 1 if the output coincides with its
-    reference, else 0, without gradient; log PM of 0 is the log of the smallest normal number rather
-    than -inf, since it enters means.
+    A cluster is collapsed where the mean or variance of its squared distances is 0 up to the
+    rounding of coincident points. There, and without a map, no Gamma can be fitted: PM is 1 if the
+    output coincides with its reference, else 0, without gradient. The log of a PM of 0 is the log
+    of the smallest normal number rather than -inf, since it enters means.
     """
     deviations, output, present, count = attributed_deviations(embedding, points)
     offsets = torch.cat([deviations, output.unsqueeze(-2)], -2)
@@ -95,7 +95,7 @@ def of_match(embedding: Embedding, points: Points, settings: Settings) -> dict[s
     fit = gamma(torch.where(fitted, mean, 1.0), torch.where(fitted, variance, 1.0))
     score, log_score = both_tails(fit.k, torch.where(fitted, a / fit.theta, 0.0))
     if reference:
-        score = torch.where(score < 1e-16, 0.0, score)  # 1 - cdf, which rounds to 0 there
+        score = torch.where(score < 1e-16, 0.0, score)  # as 1 - cdf, which rounds to 0 there
 
     outputs = len(points.attributed)
     rows = torch.arange(outputs, device=a.device)

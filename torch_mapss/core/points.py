@@ -1,4 +1,4 @@
-"""The points of some frames as one record: what they are, which of them are present, their checks.
+"""The points of a batch of frames as one record: their roles, their presence, their checks.
 
 The cluster of a source is its reference and its distortions; outputs are points of the graph, but
 never of a cluster. Rows of a frame's graph come in the order outputs, references, distortions.
@@ -16,9 +16,10 @@ from torch_mapss.core import checks, devices
 
 
 class Points(NamedTuple):
-    """Embeddings of F frames, and which of them are present.
+    """Embeddings of F frames, with masks of the sources and points that are present.
 
-    ``outputs`` to ``distortions`` may be of any floating-point type of at least 32 bits.
+    ``outputs``, ``references`` and ``distortions`` have any floating-point type of at least 32
+    bits.
     """
 
     outputs: Tensor  # (F, S', M)
@@ -27,7 +28,7 @@ class Points(NamedTuple):
     attributed: tuple[int, ...]  # (S',) source of each output
     active: Tensor | None = None  # (F, S) bool; None: every source is active
     mask: Tensor | None = None  # (F, S, P) bool; None: every distortion is present
-    others: Tensor | None = None  # (F, S, M) the sum of the other references, where it is used
+    others: Tensor | None = None  # (F, S, M) sum of the other references; None where unused
     lead: torch.Size | None = None  # dimensions that the frames were flattened from; None: (F,)
 
     @property
@@ -47,16 +48,16 @@ class Points(NamedTuple):
 
     @property
     def device(self) -> torch.device:
-        """Where the frames are scored: their own device, or the CPU where that has no float64."""
+        """Device that scores the frames: their own, or the CPU if their own has no float64."""
         return devices.working_device(self.outputs.device)
 
     def embeddings(self) -> tuple[Tensor, ...]:
-        """All tensors of embeddings, frame first."""
+        """All tensors of embeddings, frames first."""
         tensors = self.outputs, self.references, self.distortions
         return tensors if self.others is None else (*tensors, self.others)
 
     def batch(self, frames: slice, embeddings: tuple[Tensor, ...]) -> Points:
-        """Those of some frames, whose ``embeddings`` are given; masks where they are scored."""
+        """Points of a slice of frames: the given ``embeddings``, masks on :attr:`device`."""
         flags = (self.active, self.mask)
         active, mask = (None if x is None else x[frames].to(self.device) for x in flags)
         others = None if self.others is None else embeddings[3]
@@ -64,21 +65,21 @@ class Points(NamedTuple):
         return Points(outputs, references, distortions, self.attributed, active, mask, others)
 
     def source_index(self) -> Tensor:
-        """(S',) the source of each output."""
+        """(S',) int64, the source of each output."""
         return devices.upload(self.attributed, self.device)
 
     def of_outputs(self, values: Tensor, dim: int = 1) -> Tensor:
-        """Values of sources (S along ``dim``) as values of the source of each output (S')."""
+        """Gather values per source (S along ``dim``) into values per output (S')."""
         return devices.select(values, self.attributed, dim)
 
 
 # --------------------------------------------------------------------------------------------
-# Which are present
+# Presence
 # --------------------------------------------------------------------------------------------
 
 
 def presence(points: Points) -> tuple[Tensor, Tensor]:
-    """Active sources (F, S) and present cluster points (F, S, P+1), reference first."""
+    """Masks: active sources (F, S), and present cluster points (F, S, P+1), reference first."""
     active = points.active
     shape = points.frames, points.sources
     if active is None:
@@ -90,7 +91,7 @@ def presence(points: Points) -> tuple[Tensor, Tensor]:
 
 
 def point_validity(points: Points) -> Tensor | None:
-    """(F, N) which points enter the graph; None: all."""
+    """(F, N) bool, points that enter the graph; None: all."""
     if points.active is None and points.mask is None:
         return None
     active, present = presence(points)
@@ -99,7 +100,7 @@ def point_validity(points: Points) -> Tensor | None:
 
 
 def split_points(coordinates: Tensor, points: Points) -> tuple[Tensor, Tensor]:
-    """Outputs (F, S', D) and clusters (F, S, P+1, D), reference first, of (F, N, D)."""
+    """Split (F, N, D) into outputs (F, S', D) and clusters (F, S, P+1, D), reference first."""
     s, p = points.sources, points.members
     outputs, references, distortions = coordinates.split([len(points.attributed), s, s * p], -2)
     distortions = distortions.unflatten(-2, (s, p))
@@ -107,27 +108,27 @@ def split_points(coordinates: Tensor, points: Points) -> tuple[Tensor, Tensor]:
 
 
 def scored_outputs(points: Points) -> Tensor:
-    """(F, S') whether the source of an output is active together with another one."""
+    """(F, S') bool, whether an output's source is active together with another one."""
     active, _ = presence(points)
     return points.of_outputs(active) & (active.sum(-1, keepdim=True) >= 2)
 
 
 # --------------------------------------------------------------------------------------------
-# Joined, and finite
+# Joining, and checks for finite values
 # --------------------------------------------------------------------------------------------
 
 
 class NonFiniteError(ValueError):
-    """An embedding that is present is NaN, infinite or huge.
+    """An embedding of a present point is NaN, infinite or huge.
 
     Args:
-        point: which point, in words.
-        frame: index among the frames that are scored.
+        point: the point, in words.
+        frame: its index among the scored frames.
         lead: see :class:`Points`.
     """
 
     def __init__(self, point: str, frame: int, lead: torch.Size | None = None) -> None:
-        super().__init__(point, frame, lead)  # pickle calls the constructor with these
+        super().__init__(point, frame, lead)  # pickle calls the constructor with these arguments
         self.point, self.frame, self.lead = point, frame, lead
 
     def __str__(self) -> str:
@@ -143,7 +144,7 @@ class NonFiniteError(ValueError):
 
 
 def joined(*point_groups: Tensor) -> Tensor:
-    """Parts (F, n, M) as (F, N, M) float64 without a graph, on a device that has float64."""
+    """Join groups (F, n, M) into (F, N, M) float64, detached, on a device that has float64."""
     frames, _, features = point_groups[0].shape
     device = devices.working_device(point_groups[0].device)
     counts = [group.shape[1] for group in point_groups]
@@ -154,13 +155,13 @@ def joined(*point_groups: Tensor) -> Tensor:
 
 
 def broken_points(x: Tensor, valid: Tensor | None) -> Tensor:
-    """(F, N) bool: points (F, N, M) that are present and not finite, or whose squares overflow."""
+    """(F, N) bool: present points that are not finite, or whose squared norm overflows."""
     broken = ~torch.isfinite(torch.linalg.vector_norm(x, dim=-1).square())
     return broken if valid is None else broken & valid
 
 
 def refuse_broken(broken: Tensor, points: Points) -> None:
-    """Raise :class:`NonFiniteError` for the first of ``broken`` (F, N) points (reads values)."""
+    """Raise :class:`NonFiniteError` for the first point of ``broken`` (F, N); reads values."""
     if not bool(broken.any()):
         return
     frame, point = (int(index) for index in broken.nonzero()[0])
@@ -172,7 +173,7 @@ def refuse_broken(broken: Tensor, points: Points) -> None:
 
 
 # --------------------------------------------------------------------------------------------
-# Made of what a caller hands in
+# Construction from a caller's tensors
 # --------------------------------------------------------------------------------------------
 
 
@@ -186,15 +187,16 @@ def checked_points(
     minimum_distortions: int,
     others: Tensor | None = None,
 ) -> Points:
-    """The embeddings of a scoring call, their leading dimensions flattened.
+    """Points from the embeddings of a scoring call, with leading dimensions flattened.
 
-    Shapes and types are checked without reading values; only ``mask`` is read, to find an
-    active source that has too few distortions left.
+    Shapes and types are checked without reading values. Only ``mask`` is read, to find active
+    sources with too few distortions left.
 
     Raises:
-        TypeError: a dtype that is not floating point (or not bool for the masks).
-        ValueError: ranks or shapes that do not fit, S < 2, P < 2, different devices, a bad
-            ``attributed``, or an active source with fewer than ``minimum_distortions`` left.
+        TypeError: a dtype is not floating point (or, for the masks, not bool).
+        ValueError: ranks or shapes that do not fit, S < 2, P < 2, different devices, an invalid
+            ``attributed``, or an active source with fewer than ``minimum_distortions`` distortions
+            left.
     """
     embeddings = {"outputs": outputs, "references": references, "distortions": distortions}
     embeddings |= {} if others is None else {"others": others}
@@ -246,7 +248,7 @@ def _check_shapes(outputs: Tensor, references: Tensor, distortions: Tensor) -> N
 def _check_distortions_left(
     mask: Tensor, active: Tensor | None, minimum: int, lead: torch.Size
 ) -> None:
-    """Raise ValueError if an active source has under ``minimum`` distortions (reads values)."""
+    """Raise ValueError if an active source has fewer than ``minimum`` distortions; reads values."""
     left = mask.sum(-1)
     short = left < minimum if active is None else (left < minimum) & active
     if bool(short.any()):

@@ -1,6 +1,6 @@
-"""Frames -> utterance: the pooling of the paper [app:agg], over the frames that are scored.
+"""Frames -> utterance: the paper's pooling [app:agg] over the scored frames.
 
-Utterances without any scored frame give NaN, and take no part in gradients.
+An utterance without a scored frame gives NaN and no gradient.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _frames_first(frames: Tensor, active: Tensor | None) -> tuple[Tensor, Tensor
 
 
 def masked_mean(values: Tensor, active: Tensor) -> Tensor:
-    """Mean along the last axis where ``active``; NaN (without gradient) where nowhere is."""
+    """Mean of the ``active`` entries along the last axis; NaN (without gradient) if none is."""
     count = active.sum(-1)
     total = torch.where(active, values, 0.0).sum(-1)
     mean = total / count.clamp(min=1)
@@ -38,10 +38,10 @@ def pool_match(frames: Tensor, active: Tensor | None = None, log: bool = False) 
     """Utterance PM: the mean over active frames [eq:avg_pooling_pm].
 
     Args:
-        frames: (..., F) PM of every frame in [0, 1], or log PM where ``log``.
+        frames: (..., F) PM of every frame in [0, 1], or log PM if ``log``.
         active: (..., F) bool, frames that count; all by default.
-        log: ``frames`` are log PM; their mean of logs is returned. PM saturates at 0 on audible
-            distortion, its log keeps ranking.
+        log: ``frames`` are log PM, and the mean of logs is returned. PM saturates at 0 on audible
+            distortion; its log still ranks.
 
     Returns:
         (...) mean PM in [0, 1], or mean log PM; NaN where no frame is active.
@@ -50,7 +50,7 @@ def pool_match(frames: Tensor, active: Tensor | None = None, log: bool = False) 
         TypeError: frames not floating point or active not bool.
         ValueError: shapes that do not fit.
     """
-    del log  # the same mean; the argument states which of the two was handed in
+    del log  # the mean is the same for both; the argument documents the call
     frames, active = _frames_first(frames, active)
     return masked_mean(frames, active)
 
@@ -58,39 +58,39 @@ def pool_match(frames: Tensor, active: Tensor | None = None, log: bool = False) 
 def pool_log_match_compressed(frames: Tensor, active: Tensor | None = None) -> Tensor:
     """Utterance log PM in which no single frame outweighs the others: mean of -log(1 - log PM).
 
-    log PM of a bad frame is -100 or -14,000, and -708 where a cluster is collapsed, which stands
-    for log 0. In a plain mean a few such frames are the result; here each counts as its order of
-    magnitude. What :class:`torch_mapss.MatchLoss` trains with ``mode="log1p"``, up to its sign.
+    The log PM of a bad frame is -100 or -14,000, and -708 (in place of log 0) where a cluster is
+    collapsed. A few such frames decide a plain mean; here each counts by its order of magnitude.
+    This is what :class:`torch_mapss.MatchLoss` trains with ``mode="log1p"``, up to the sign.
 
     Args:
         frames: (..., F) log PM of every frame, at most 0.
         active: (..., F) bool, frames that count; all by default.
 
     Returns:
-        (...) at most 0, 0 for PM = 1 everywhere; NaN where no frame is active.
+        (...) at most 0; 0 if PM is 1 everywhere; NaN where no frame is active.
 
     Raises:
         TypeError, ValueError: as :func:`pool_match`.
     """
     frames, active = _frames_first(frames, active)
-    # Masked before the logarithm: what an undefined frame holds must not spoil a gradient.
+    # Masked before the logarithm, so that the value in an undefined frame cannot spoil a gradient.
     return -masked_mean(torch.log1p(-torch.where(active, frames, 0.0)), active)
 
 
 def pool_fidelity(
     frames: Tensor, active: Tensor | None = None, defined: Tensor | None = None
 ) -> Tensor:
-    """Utterance fidelity: 1 - RMS(1 - F) over the defined frames, which bad moments weigh in.
+    """Utterance fidelity: 1 - RMS(1 - F) over the defined frames, so that bad moments weigh more.
 
     Args:
         frames: (..., F) fidelity of every frame in [0, 1].
         active: (..., F) bool, frames that count; all by default.
-        defined: (..., F) bool, where fidelity is defined (clearance at least 0.1); where it is
-            active by default.
+        defined: (..., F) bool, where fidelity is defined (clearance at least 0.1); ``active`` by
+            default.
 
     Returns:
-        (...) in [0, 1]; NaN where no frame counts, or fidelity is undefined in more than half of
-        those that do. Its gradient is 0 where every frame is 1.
+        (...) in [0, 1]; NaN where no frame counts, or where fidelity is undefined in more than half
+        of the frames that do. The gradient is 0 where every frame is 1.
 
     Raises:
         TypeError, ValueError: as :func:`pool_match`.
@@ -105,11 +105,11 @@ def pool_fidelity(
 
 
 def pool_log_distance(frames: Tensor, active: Tensor | None = None) -> Tensor:
-    """Utterance log distance: the mean logarithm of distances, those below 1e-6 counted as 1e-6.
+    """Utterance log distance: the mean logarithm of distances, which are clamped to at least 1e-6.
 
     Args:
-        frames: (..., F) distances, at least 0. One below 1e-6 is rounding, and its logarithm must
-            not outweigh all others.
+        frames: (..., F) distances, at least 0. A distance below 1e-6 is rounding, and its logarithm
+            must not outweigh all others.
         active: (..., F) bool, frames that count; all by default.
 
     Returns:
@@ -123,7 +123,7 @@ def pool_log_distance(frames: Tensor, active: Tensor | None = None) -> Tensor:
 
 
 def pool_power_db(frames: Tensor, active: Tensor | None = None) -> Tensor:
-    """Level of the mean power of frames that are given by their levels: for ``bleed_db``.
+    """Level of the mean power of frames, from the frames' levels; pools ``bleed_db``.
 
     Args:
         frames: (..., F) levels in dB.
@@ -137,7 +137,7 @@ def pool_power_db(frames: Tensor, active: Tensor | None = None) -> Tensor:
     """
     frames, active = _frames_first(frames, active)
     bels = torch.where(active, frames, -torch.inf) / 10.0
-    largest = bels.detach().amax(-1, keepdim=True).clamp(min=-1e3)  # as powers of it none overflows
+    largest = bels.detach().amax(-1, keepdim=True).clamp(min=-1e3)  # no power overflows then
     power = masked_mean(torch.pow(10.0, bels - largest), active)
     return 10.0 * (torch.log10(power) + largest.squeeze(-1))
 
@@ -148,22 +148,22 @@ def pool_separation(
     r"""Utterance PS: PESQ-like windows over the active frames [eq:pesq_pooling_ps].
 
     Active frames are joined, ℓ_m is the p-mean over window m, ℓ their root mean square, and the
-    score :math:`0.999 + 4/(1 + \exp(-1.3669\,ℓ + 3.8224))`. There are
-    ⌊(F_i - W)/H⌋ + 1 windows (the paper prints one less and so loses the last); fewer than W
-    frames are one window of their own.
+    score :math:`0.999 + 4/(1 + \exp(-1.3669\,ℓ + 3.8224))`. There are ⌊(F_i - W)/H⌋ + 1 windows
+    (the paper prints one less and so loses the last); fewer than W frames make one shorter window.
 
     Args:
         frames: (..., F) PS of every frame in [0, 1].
         active: (..., F) bool, frames that count; all by default.
-        window: W in frames. PESQ's 20; the paper gives none.
+        window: W in frames. 20 as in PESQ; the paper does not state it.
         hop: H in frames.
-        p: exponent of the mean. 6 favours the high scores of a window.
+        p: exponent of the mean; 6 favours the high scores of a window.
 
     Returns:
-        (...) in [1.085, 1.315]; NaN where no frame is active, or one that is has no finite score.
+        (...) in [1.085, 1.315]; NaN where no frame is active, or where an active frame has no
+        finite score.
 
     Raises:
-        TypeError: frames not floating point or active not bool; window or hop not whole, p no
+        TypeError: frames not floating point or active not bool; window or hop not whole, p not a
             number.
         ValueError: shapes that do not fit; window, hop or p below 1, p not finite.
     """
@@ -176,11 +176,11 @@ def pool_separation(
 
 
 def check_windows(window: int, hop: int, p: float) -> tuple[int, int, float]:
-    """The three settings of the pooling, in range.
+    """Check the three settings of the pooling and return them as numbers.
 
     Raises:
-        TypeError: window or hop not whole, p no number.
-        ValueError: one of them below 1, p not finite.
+        TypeError: window or hop is not whole, or p is not a number.
+        ValueError: one of them is below 1, or p is not finite.
     """
     p = checks.check_real(p, "p", "[1, inf)", "PESQ's is 6.")
     return checks.check_whole(window, "window", 1), checks.check_whole(hop, "hop", 1), p
@@ -192,18 +192,18 @@ def pesq_score(level: Tensor) -> Tensor:
 
 
 def pesq_slope(level: Tensor) -> Tensor:
-    """∂s/∂u at ``level``, see :func:`pesq_score`."""
+    """Derivative ∂s/∂u of :func:`pesq_score` at ``level``."""
     e = torch.exp(-1.3669 * level + 3.8224)
     return 4.0 * 1.3669 * e / (1.0 + e).square()
 
 
 class Windows(NamedTuple):
-    """The windows of every utterance over its joined active frames: memory linear in the frames."""
+    """Windows of each utterance over its joined active frames; memory is linear in the frames."""
 
     values: Tensor  # (..., windows, W)
     inside: Tensor  # (..., windows, W) bool; windows beyond an utterance's count are empty
-    number: Tensor  # (...) int64, windows of each utterance
-    position: Tensor  # (windows, W) among the joined frames
+    number: Tensor  # (...) int64, number of windows of each utterance
+    position: Tensor  # (windows, W) index among the joined frames
 
     def size(self) -> Tensor:
         """(..., windows) frames in each window, at least 1."""
@@ -211,12 +211,12 @@ class Windows(NamedTuple):
 
 
 def joined_order(active: Tensor) -> Tensor:
-    """(..., F) the places of the active frames in their order, then those of the others."""
+    """(..., F) indices of the active frames in order, then those of the others."""
     return (~active).to(torch.uint8).argsort(dim=-1, stable=True)
 
 
 def windows_of(values: Tensor, active: Tensor, window: int, hop: int) -> Windows:
-    """Windows of W frames, H apart, of values (..., F) where ``active`` (..., F)."""
+    """Windows of W frames, H apart, over the ``active`` (..., F) entries of values (..., F)."""
     frames = active.sum(-1)
     joined = values.gather(-1, joined_order(active))
     joined = torch.nn.functional.pad(joined, (0, max(0, window - joined.shape[-1])))
@@ -229,10 +229,10 @@ def windows_of(values: Tensor, active: Tensor, window: int, hop: int) -> Windows
 
 
 def window_means(windows: Windows, p: float) -> Tensor:
-    """p-mean (..., windows) of the values, at least 0, of every window.
+    """p-mean (..., windows) of the values in each window; values are at least 0.
 
-    A p-mean scales with its values: as shares of the largest none of their powers underflows. Its
-    slope is infinite where all are 0, and 0 here.
+    A p-mean scales with its values, so it is computed from shares of the largest, whose powers do
+    not underflow. Where all values are 0 the slope would be infinite; it is 0 here.
     """
     values = windows.values
     largest = values.detach().amax(-1, keepdim=True)
@@ -245,7 +245,7 @@ def window_means(windows: Windows, p: float) -> Tensor:
 
 
 def window_level(windows: Windows, p: float) -> Tensor:
-    """u (...): root mean square over windows of the p-mean in each."""
+    """u (...): root mean square of the windows' p-means."""
     return safe_sqrt(window_means(windows, p).square().sum(-1) / windows.number)
 
 

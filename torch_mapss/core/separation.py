@@ -1,4 +1,4 @@
-"""PS: distances of an output to its own and to the closest foreign cluster."""
+"""PS: distances from an output to its own and to the closest foreign cluster."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def cluster_statistics(clusters: Tensor, present: Tensor) -> tuple[Tensor, Tenso
 
 
 def own_and_nearest(squared: Tensor, active: Tensor, points: Points) -> Tensor:
-    """The attributed and the closest other active cluster (j* of [eq:B]) of every output.
+    """Attributed cluster and closest other active cluster (j* of [eq:B]) of each output.
 
     Args:
         squared: (..., F, S', S) squared distances to all clusters, without a graph.
-        active: (F, S).
-        points: of the frames.
+        active: (F, S) bool.
+        points: points of the frames.
 
     Returns:
-        (..., F, S', 2) int64; the second means nothing where no other source is active.
+        (..., F, S', 2) int64; the second entry is meaningless where no other source is active.
     """
     attributed = points.source_index().unsqueeze(-1)
     foreign = (
@@ -53,7 +53,7 @@ def ratio(a: Tensor, b: Tensor, convention: str) -> Tensor:
 
 
 def of_separation(embedding: Embedding, points: Points, settings: Settings) -> dict[str, Tensor]:
-    """PS, A, B [eq:B] and d (F, S') of one map; 0 where not defined, PS ½ where there is no map."""
+    """PS, A, B [eq:B] and d (F, S') of one map; 0 where undefined, PS ½ without a map."""
     outputs, clusters = split_points(embedding.coordinates, points)
     active, present = presence(points)
     mean, deviations, divisor = cluster_statistics(clusters, present)

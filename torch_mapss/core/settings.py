@@ -1,4 +1,4 @@
-"""Settings of a diffusion map, checked once and handed on as one record."""
+"""Settings of a diffusion map, checked once and passed on as one record."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing_extensions import Unpack
 
 from torch_mapss.core import checks
 
-CONVENTIONS = ("paper", "reference")  # of the map, and so of every measure
+CONVENTIONS = ("paper", "reference")  # of the map, and so of PS and PM
 PRECISIONS = ("float64", "float32")  # of the eigendecomposition
 
 
 class MapOptions(TypedDict, total=False):
-    """Keyword arguments of whatever makes a diffusion map."""
+    """Keyword arguments of every function that makes a diffusion map."""
 
     alpha: float  # density exponent of the kernel in [0, 1]; 1 removes the sampling density
     time: float  # diffusion time t, positive
@@ -25,7 +25,7 @@ class MapOptions(TypedDict, total=False):
 
 
 class Settings(NamedTuple):
-    """How points become a map; see :class:`MapOptions` for the meaning of each."""
+    """Settings of a diffusion map; :class:`MapOptions` explains the fields."""
 
     alpha: float = 1.0
     time: float = 1.0
@@ -36,22 +36,22 @@ class Settings(NamedTuple):
 
     @property
     def precision(self) -> torch.dtype:
-        """Of the eigendecomposition; everything else is float64."""
+        """Dtype of the eigendecomposition; everything else is float64."""
         return torch.float32 if self.eigh == "float32" else torch.float64
 
 
 def map_settings(**options: Unpack[MapOptions]) -> Settings:
-    """The settings of a diffusion map, checked.
+    """Checked settings of a diffusion map.
 
     Raises:
-        TypeError: an option that is unknown, or no number.
-        ValueError: one is out of its range.
+        TypeError: an option is unknown, or not a number.
+        ValueError: an option is out of range.
     """
     return checked(Settings(**options))
 
 
 def checked(settings: Settings) -> Settings:
-    """The same settings; TypeError or ValueError if one is not in its range."""
+    """Check the settings and return them; TypeError or ValueError if one is out of range."""
     checks.check_choice(settings.convention, "convention", CONVENTIONS)
     checks.check_choice(settings.eigh, "eigh", PRECISIONS)
     dimension = settings.max_dimension

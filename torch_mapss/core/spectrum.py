@@ -12,10 +12,10 @@ from torch_mapss.core import linalg
 from torch_mapss.core.settings import Settings
 
 # Eigenvalues closer than this are one group at the cut. In float64 it is the smallest gap that
-# still leaves the eigenspaces (error about 1e-15) separable to five digits; in float32 (error
-# about 1e-7) a gap of five digits would tie most of the spectrum, so it is one.
+# still separates the eigenspaces (error about 1e-15) to five digits; in float32 (error about 1e-7)
+# five digits would tie most of the spectrum, so one digit must do.
 TIE = {"float64": 1e-10, "float32": 1e-6}
-# Relative size below which the departure of a gradient from rotation invariance is rounding.
+# Relative size below which a gradient's departure from rotation invariance is rounding.
 INVARIANCE_TOLERANCE = 1e-6
 
 
@@ -84,14 +84,15 @@ def _times(matrix: Tensor, vector: Tensor) -> Tensor:
 
 
 class RetainedEigenvectors(torch.autograd.Function):
-    """Φ = V_d Λ^t of a batch of symmetric matrices.
+    """Retained coordinates Φ = V_d Λ^t of a batch of symmetric matrices.
 
     The backward is derived in :mod:`torch_mapss.core.diffusion_map`.
 
     ``count`` (F,) is the number of non-trivial eigenvalues of each frame, ``width`` bounds the
-    number of columns returned (None: the largest d). ``invariant`` promises a gradient that is
-    exactly rotation invariant up to rounding; without it the part that is not is added where the
-    eigenvalues are simple, so that losses on single coordinates also get their derivative.
+    number of columns returned (None: the largest d). ``invariant`` promises an incoming gradient
+    that is rotation invariant up to rounding. Without this promise the part that is not invariant
+    is added where the eigenvalues are simple, so that losses on single coordinates also get their
+    derivative.
     """
 
     @staticmethod
@@ -99,15 +100,15 @@ class RetainedEigenvectors(torch.autograd.Function):
         ctx: Any, s: Tensor, count: Tensor, settings: Settings, width: int | None, invariant: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         values, vectors = (x.to(s.dtype) for x in linalg.eigh(s.to(settings.precision)))
-        # The N-1 largest, descending; below 0 (rounding) and beyond ``count`` 0.
+        # The N-1 largest, descending; set to 0 if negative (rounding) or beyond ``count``.
         nontrivial = values.flip(-1)[..., :-1].clamp(min=0.0)
         index = torch.arange(nontrivial.shape[-1], device=values.device)
         nontrivial = torch.where(index < count.unsqueeze(-1), nontrivial, 0.0)
         dimension = retained_dimension(nontrivial, count, settings)
         columns = width or (int(dimension.max()) if len(dimension) else 1)
         inside = index[:columns] < dimension.unsqueeze(-1)
-        # An eigenvalue 0 within d (energy 1, a kernel of low rank) gives a column of zeros. It
-        # shares its gap with the others as a discarded one does.
+        # An eigenvalue 0 within d (energy 1, a kernel of low rank) gives a column of zeros. Its gap
+        # to the others is treated as that of a discarded one.
         inside = inside & (nontrivial[:, :columns] > 0.0)
         power = torch.where(inside, nontrivial[:, :columns].pow(settings.time), 0.0)
         phi = vectors[..., -columns:].flip(-1) * power.unsqueeze(-2)
@@ -147,15 +148,15 @@ def retained_dimension(eigenvalues: Tensor, count: Tensor, settings: Settings) -
     """d: the fewest eigenvalues that reach the share ``energy`` of their sum.
 
     [eq:truncation_threshold_short] with the sum over the N-1 non-trivial ones. In the paper
-    convention a group tied at the cut (gap at most ``TIE``) is retained entire: half of it would be
-    a choice of eigenbasis, and the score would depend on it.
+    convention a group tied at the cut (gap at most ``TIE``) is retained whole: keeping half of it
+    would mean choosing an eigenbasis, and the score would depend on the choice.
 
     Args:
         eigenvalues: (..., N-1), descending, at least 0.
-        count: (...), how many of them belong to present points.
+        count: (...), number of eigenvalues that belong to present points.
         settings: ``energy`` is τ; the reference ``convention`` has no tie rule; ``max_dimension``
-            is the largest d. A tied group that it would cut is dropped entire; only the leading
-            group stays, however large, as nothing would be left without it.
+            is the largest d. A tied group that the limit would cut is dropped whole, except the
+            leading group, without which nothing would be left.
 
     Returns:
         (...) int64, between 1 and N-1.
@@ -182,10 +183,10 @@ def retained_dimension(eigenvalues: Tensor, count: Tensor, settings: Settings) -
 def _retained_coefficients(
     a: Tensor, norms: Tensor | None, values: Tensor, inside: Tensor, settings: Settings
 ) -> Tensor:
-    """C of the retained pairs: a quarter of a pair's coefficient, both ways; half on the diagonal.
+    """Block of C for retained pairs: a quarter of a pair's coefficient, half on the diagonal.
 
-    For a pair the column of the larger eigenvalue serves, so that the divisor is the larger
-    power. With the column ``norms`` of g, what is not invariant is added.
+    Each pair is read from the column of the larger eigenvalue, so that the divisor is the larger
+    power. If the column ``norms`` of g are given, the part that is not invariant is added.
     """
     lam = torch.where(inside & (values > 0.0), values, 0.0)
     positive = lam > 0.0
@@ -202,7 +203,7 @@ def _retained_coefficients(
 
 
 def _divided_powers(lam: Tensor, safe: Tensor, positive: Tensor, time: float) -> Tensor:
-    """λ_i^-t (λ_i^2t - λ_j^2t)/(λ_i - λ_j) for λ_i ≥ λ_j > 0, without cancelling.
+    """λ_i^-t (λ_i^2t - λ_j^2t)/(λ_i - λ_j) for λ_i ≥ λ_j > 0, without cancellation.
 
     With L = log(λ_j/λ_i) ≤ 0 it is λ_i^(t-1) expm1(2tL)/expm1(L), and 2 t λ_i^(t-1) at L = 0.
     """
@@ -222,8 +223,8 @@ def _rotation_terms(
 ) -> Tensor:
     """¼ (λ_j/λ_i)^t E_ij/(λ_j - λ_i), E_ij = λ_i^t A_ij - λ_j^t A_ji, where E is not rounding.
 
-    E vanishes for a rotation-invariant loss. For any other the derivative exists only where the
-    eigenvalues differ, and is 0 here where they do not.
+    E vanishes for a rotation-invariant loss. For any other loss the derivative exists only where
+    the eigenvalues differ; where they do not, it is set to 0.
     """
     power = safe.pow(settings.time)
     p_i, p_j = power.unsqueeze(-1), power.unsqueeze(-2)
