@@ -7,19 +7,18 @@
 * *Frames* of an encoder, receptive field and hop in samples, nothing padded (``frames``):
   :func:`frame_count`, :func:`frame_times`, :func:`frame_signal`, :func:`frame_rms`,
   :func:`source_activity`.
-* *Which estimate belongs to which reference*, and how late it is (``matching``): :func:`si_sdr`,
+* *Assignment of estimates to references*, and their lag (``matching``): :func:`si_sdr`,
   :func:`pairwise_si_sdr`, :func:`match_sources`, :func:`estimate_lag`, :func:`shift`.
-* *What may be odd about a signal* (``bandwidth``, ``matching``): :func:`bandwidth`,
-  :func:`is_constant`.
+* *Signal diagnostics* (``bandwidth``, ``matching``): :func:`bandwidth`, :func:`is_constant`.
 
-Level rules, in one place:
+Level rules:
 
 * A signal whose peak is below `SILENCE_PEAK` is *silent*: its loudness is -inf, normalising returns
-  it as it came, with zero gradient, and it is active in no frame.
-* Where no gating block is left (shorter than one block of 400 ms, or everything below -70 LUFS) the
-  loudness is that of the whole signal, ungated.
-* :func:`normalize_loudness` puts the gates where the *output* will be, so that scaling the input by
-  any factor changes nothing, a signal 100 dB down included.
+  it unchanged, with zero gradient, and it is active in no frame.
+* Where no gating block is left (the signal is shorter than one block of 400 ms, or all of it is
+  below -70 LUFS), the loudness is that of the whole signal, ungated.
+* :func:`normalize_loudness` applies the gates at the level of the *output*, so that scaling the
+  input by any factor changes nothing, even for a signal 100 dB down.
 
 Example:
     >>> import torch

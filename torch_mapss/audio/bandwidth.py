@@ -1,7 +1,7 @@
-"""The band that a signal fills: where its spectrum ends.
+"""Bandwidth of a signal: the frequency at which its spectrum ends.
 
-Speech from a telephone, and whatever was resampled from a lower rate, ends in an edge below half
-its sample rate; what an encoder receives above it is rounding noise.
+The spectrum of telephone speech, and of anything resampled from a lower rate, ends below half the
+sample rate; above that edge an encoder receives only rounding noise.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from torch_mapss.audio.waveforms import is_silent, with_samples
 from torch_mapss.core.checks import check_whole
 from torch_mapss.core.devices import back, wide
 
-# A window of 32 ms resolves 30 Hz; its sidelobes lie below what counts.
+# A window of 32 ms resolves 30 Hz, and its sidelobes lie below the floor.
 _WINDOW_S = 0.032
-# How far below its strongest part a spectrum still counts. Full-band speech ends 40 to 55 dB down
-# at 7.8 kHz; a resampler's stop band and the rounding of 16 bits lie 75 to 100 dB down.
+# Lowest level that still counts as signal, relative to the strongest frequency. Full-band speech
+# ends 40 to 55 dB down at 7.8 kHz; a resampler's stop band and the rounding of 16 bits lie 75 to
+# 100 dB down.
 _FLOOR_DB = -60.0
-# The level of a frequency is that of the frames in which it is strong: consonants are rare.
+# Quantile over frames that gives a frequency's level: high, because consonants are rare.
 _QUANTILE = 0.95
-_QUIET_DB = -40.0  # frames that far below the loudest one are pauses
-_MOST_FRAMES = 2000  # evenly over the signal, however long it is
+_QUIET_DB = -40.0  # frames this far below the loudest one count as pauses
+_MOST_FRAMES = 2000  # spread evenly over the signal, whatever its length
 _SMOOTH = 11  # bins
 
 
 @torch.no_grad()
 def bandwidth(wave: Tensor, sample_rate: int) -> Tensor:
-    """Where the spectrum of a signal ends.
+    """Frequency at which the spectrum of a signal ends.
 
-    The highest frequency whose level, the 95 % quantile over the frames that are no pauses, lies
-    within 60 dB of the strongest one.
+    This is the highest frequency whose level (its 95 % quantile over all frames but pauses) lies
+    within 60 dB of the strongest frequency's.
 
     Args:
         wave: `(..., T)`.
@@ -42,8 +43,8 @@ def bandwidth(wave: Tensor, sample_rate: int) -> Tensor:
         `(...)` float64 in Hz, from 0 (silence) to `sample_rate` / 2, in steps of about 30 Hz.
 
     Raises:
-        TypeError: `wave` is no floating-point tensor or `sample_rate` no whole number.
-        ValueError: no samples, or a rate that is not positive.
+        TypeError: `wave` is not a floating-point tensor, or `sample_rate` not a whole number.
+        ValueError: there are no samples, or the rate is not positive.
     """
     rate = check_whole(sample_rate, "sample_rate", 1)
     wave = with_samples(wave, "wave").detach()
@@ -64,7 +65,7 @@ def _row_bandwidth(row: Tensor, rate: int) -> Tensor:
     total = power.sum(-1)
     loud = power[total > 10 ** (_QUIET_DB / 10) * total.amax()]
     level = loud.quantile(_QUANTILE, dim=0)
-    # The running median over a few bins: a lone line (a pilot tone) is no band.
+    # A running median over a few bins, so that a single tone does not count as bandwidth.
     half = _SMOOTH // 2
     padded = torch.nn.functional.pad(level[None, None], (half, half), mode="replicate")[0, 0]
     medians = padded.unfold(0, _SMOOTH, 1).median(-1).values

@@ -1,4 +1,4 @@
-"""Reads audio files completely, or raises an error that says what is wrong with them."""
+"""Reading of audio files: completely, or not at all with an error that says what is wrong."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from torch_mapss.core.checks import import_package
 
 
 def load_audio(path: str | os.PathLike[str]) -> tuple[Tensor, int]:
-    """Read an audio file: WAV, FLAC, OGG, MP3 and whatever else libsndfile reads.
+    """Read an audio file: WAV, FLAC, OGG, MP3 or any other format of libsndfile.
 
     Args:
-        path: the file.
+        path: path of the file.
 
     Returns:
-        The samples, `(C, T)` float32 on the CPU, full scale 1, at the file's own rate; and that
-        rate in Hz.
+        Samples `(C, T)`, float32 on the CPU with full scale 1, and the file's sample rate in Hz.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file cannot be read or decoded, is a folder, is cut short (noticed for WAV
-            and its kin, AIFF, AU, FLAC, OGG, and MP3 that states its length), has no samples, or
-            has NaN or infinite ones.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file cannot be read or decoded, is a folder, is cut short (detected for WAV
+            and its variants, AIFF, AU, FLAC, OGG, and MP3 files that state their length), has no
+            samples, or has NaN or infinite samples.
         ImportError: the `soundfile` package is missing.
     """
     path = os.fspath(path)
     _check_file(path)
     soundfile = import_package("soundfile", "reading audio files")
     try:
-        # An open file rather than its name: the name may not be encodable in the C locale.
+        # Pass an open file rather than its name, which may not be encodable in the C locale.
         with open(path, "rb") as stream, soundfile.SoundFile(stream) as file:
             samples = file.read(file.frames, dtype="float32", always_2d=True)
             rate, log = int(file.samplerate), file.extra_info
@@ -45,7 +44,7 @@ def load_audio(path: str | os.PathLike[str]) -> tuple[Tensor, int]:
             f"{path!r} cannot be read: permission denied. Change its mode, or run as its owner."
         ) from error
     except (soundfile.SoundFileError, OSError, TypeError, ValueError, RuntimeError) as error:
-        # TypeError: it has no header; ValueError: a FLAC of no stated length, written to a pipe.
+        # TypeError: no header. ValueError: a FLAC file without a stated length, written to a pipe.
         reason = str(getattr(error, "error_string", error)).rstrip(".")
         raise ValueError(
             f"cannot decode {path!r} as audio: {reason}. The file is cut short, damaged, or in a "
@@ -78,27 +77,27 @@ def _check_file(path: str) -> None:
         )
 
 
-# What libsndfile notes, and then ignores, where a header of WAV, RF64, W64, AIFF or AU announces
-# more bytes than the file has, and where the last page of an OGG stream is not entire.
+# Remarks that libsndfile logs but then ignores: a header of WAV, RF64, W64, AIFF or AU that
+# announces more bytes than the file has, and an incomplete last page of an OGG stream.
 _ANNOUNCED = re.compile(r"(?:data|Data Size|SSND|Riff size|riff)\s*: (\d+) \(should be (\d+)\)")
 _LAST_PAGE = re.compile("lacks an end-of-stream bit|Junk after the last page")
 
 
 def _is_cut(log: str) -> bool:
-    """Whether a file is cut short that libsndfile reads without an error, by its log."""
+    """Whether libsndfile's log shows that a file it read without an error is cut short."""
     for size, present in (map(int, match) for match in _ANNOUNCED.findall(log)):
-        # A writer to a pipe does not know the length, and states (nearly) the largest number.
+        # A program that writes to a pipe does not know the length and states (nearly) the maximum.
         is_length = not any(0 <= 2**bits - size <= 2**16 for bits in (31, 32, 63, 64))
-        # 1: some writers count the pad byte of an odd chunk and do not write it
+        # A difference of 1: some writers count the pad byte of an odd chunk but do not write it.
         if is_length and size - present > 1:
             return True
     return bool(_LAST_PAGE.search(log))
 
 
 def _states_its_length(stream: IO[bytes]) -> bool:
-    """Whether an MP3 file has a Xing or Info frame; else libsndfile only guesses its length.
+    """Whether an MP3 file states its length in a Xing or Info frame; else libsndfile guesses it.
 
-    The guess takes the first frame's bit rate for the entire file and can be far too long.
+    The guess applies the first frame's bit rate to the entire file and can be far too long.
     """
     stream.seek(0)
     head = stream.read(65536)

@@ -1,4 +1,4 @@
-"""Frames on an encoder's grid: their times, their level, which sources are active in them."""
+"""Frames on an encoder's grid: their times, their levels, and the sources active in them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch_mapss.core.checks import check_floating, check_real, check_whole
 from torch_mapss.core.devices import back, wide
 from torch_mapss.core.lengths import frame_count
 
-# RMS of what rounding leaves of a constant signal of peak 1, less its mean, in float64.
+# RMS, in float64, of the rounding left when a constant signal of peak 1 loses its mean.
 _CONSTANT = 1e-14
 
 
 def frame_times(frames: int, receptive_field: int, hop: int, sample_rate: int) -> Tensor:
-    """Centres of the frames: (f * hop + receptive_field / 2) / sample_rate.
+    """Times of the frames' centres: (f * hop + receptive_field / 2) / sample_rate.
 
     Args:
-        frames: how many.
-        receptive_field: samples one frame sees.
+        frames: number of frames.
+        receptive_field: samples that one frame depends on.
         hop: samples from one frame to the next.
         sample_rate: Hz.
 
@@ -28,7 +28,7 @@ def frame_times(frames: int, receptive_field: int, hop: int, sample_rate: int) -
         `(frames,)` float64, seconds from the start of the waveform.
 
     Raises:
-        TypeError, ValueError: an argument is no whole number, or too small.
+        TypeError, ValueError: an argument is not a whole number, or is too small.
     """
     frames, hop = check_whole(frames, "frames", 0), check_whole(hop, "hop", 1)
     receptive_field = check_whole(receptive_field, "receptive_field", 1)
@@ -38,7 +38,7 @@ def frame_times(frames: int, receptive_field: int, hop: int, sample_rate: int) -
 
 
 def frame_signal(wave: Tensor, receptive_field: int, hop: int) -> Tensor:
-    """Cut a waveform into the pieces an encoder's frames see.
+    """Cut a waveform into the samples that each of an encoder's frames depends on.
 
     Args:
         wave: `(..., T)`.
@@ -46,7 +46,7 @@ def frame_signal(wave: Tensor, receptive_field: int, hop: int) -> Tensor:
         hop: samples from one frame to the next.
 
     Returns:
-        `(..., F, receptive_field)`, F from `frame_count`: a strided view of `wave`, nothing copied.
+        `(..., F, receptive_field)`, F from `frame_count`: a strided view of `wave`, without a copy.
 
     Raises:
         TypeError, ValueError: as `frame_count`.
@@ -59,7 +59,7 @@ def frame_signal(wave: Tensor, receptive_field: int, hop: int) -> Tensor:
 def frame_rms(wave: Tensor, receptive_field: int, hop: int) -> Tensor:
     """Root mean square of each frame.
 
-    Every frame is summed on its own in float64. A running sum over the signal would be faster, but
+    Each frame is summed separately in float64. A running sum over the signal would be faster, but
     its differences lose a quiet frame after a loud passage.
 
     Args:
@@ -71,7 +71,7 @@ def frame_rms(wave: Tensor, receptive_field: int, hop: int) -> Tensor:
         `(..., F)` float64; a frame of zeros has RMS 0 and zero gradient.
 
     Raises:
-        TypeError, ValueError: as `frame_count`; TypeError if `wave` is no floating-point tensor.
+        TypeError, ValueError: as `frame_count`; TypeError if `wave` is not a floating-point tensor.
     """
     wave = check_floating(wave, "wave")
     frames = frame_count(wave.shape[-1], receptive_field, hop)
@@ -86,23 +86,23 @@ def frame_rms(wave: Tensor, receptive_field: int, hop: int) -> Tensor:
 def source_activity(
     references: Tensor, receptive_field: int, hop: int, threshold: float = 0.1
 ) -> Tensor:
-    """In which frames each source is active: RMS above `threshold` times the source's own RMS.
+    """Frames in which each source is active: RMS above `threshold` times the source's own RMS.
 
-    Both with and without the mean of the signal, so that neither a constant offset nor digital
-    silence next to a part with an offset counts as active.
+    The rule must hold both with and without the signal's mean, so that neither a constant offset
+    nor digital silence next to a passage with an offset counts as active.
 
     Args:
         references: `(..., S, T)`; each row is judged on its own.
         receptive_field: samples per frame of the encoder.
         hop: samples from one frame to the next.
-        threshold: fraction of the RMS over all T samples. Higher leaves more soft frames out.
+        threshold: fraction of the RMS over all T samples. A higher one leaves out more soft frames.
 
     Returns:
         `(..., S, F)` bool. A digitally silent or constant reference is active nowhere.
 
     Raises:
-        TypeError, ValueError: as `frame_count`; ValueError for samples that are not finite, no
-            samples, or a negative threshold.
+        TypeError, ValueError: as `frame_count`; ValueError if there are no samples, if samples are
+            not finite, or if the threshold is negative.
     """
     threshold = check_real(threshold, "threshold", "[0, inf)", "The method uses 0.1.")
     return active_frames(check_samples(references, "references"), receptive_field, hop, threshold)
@@ -110,7 +110,7 @@ def source_activity(
 
 @torch.no_grad()
 def active_frames(references: Tensor, receptive_field: int, hop: int, threshold: float) -> Tensor:
-    """:func:`source_activity` of waveforms that are checked already."""
+    """:func:`source_activity` for waveforms that have been checked already."""
     unit, _, _ = unit_peak(references)
     unit = wide(unit)
     centred = unit - unit.mean(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Loudness of ITU-R BS.1770-4, batched and differentiable, and normalisation to a level.
+"""Loudness after ITU-R BS.1770-4, batched and differentiable, and normalisation to a level.
 
 The high-pass of the K-weighting removes a constant offset, so loudness does not depend on one.
 """
@@ -20,17 +20,17 @@ from torch_mapss.core.pooling import masked_mean
 # Loudness: ITU-R BS.1770-4, one channel
 #
 # K-weighting is two second-order sections, given by the standard as coefficients at 48 kHz. Other
-# rates need the analogue filters behind them. With w = (1 - 1/z) / (1 + 1/z), so that
+# rates need the analogue filters that these come from. With w = (1 - 1/z) / (1 + 1/z), so that
 # 1/z = (1 - w) / (1 + w) and w = j tan(omega / 2) on the unit circle,
 #
 #     (1 + w)^2 (c0 + c1 / z + c2 / z^2)  =  (c0 + c1 + c2) + 2 (c0 - c2) w + (c0 - c1 + c2) w^2
 #
 # which is the section's analogue prototype in the warped frequency w of 48 kHz. Its natural
 # frequency is K48 = sqrt(constant / quadratic term of the denominator) = tan(pi f0 / 48000). At
-# another rate the same f0 sits at K = tan(pi f0 / rate), hence w is replaced by w K48 / K. At
-# 48 kHz this is the identity, and the passband gain (the standard's high-pass has 1.005, which the
-# offset of -0.691 dB counts on) is the same at every rate. Both filters fit exactly at their own
-# f0; elsewhere the warp shows at low rates: a 997 Hz sine reads 0.05 LU less at 16 kHz and 0.2 LU
+# another rate the same f0 sits at K = tan(pi f0 / rate), hence w is replaced by w K48 / K. At 48
+# kHz this is the identity, and the passband gain (the standard's high-pass has 1.005, which the
+# offset of -0.691 dB presumes) is the same at every rate. Both filters fit exactly at their own f0;
+# elsewhere the warping shows at low rates: a 997 Hz sine reads 0.05 LU less at 16 kHz and 0.2 LU
 # less at 8 kHz than at 48 kHz, as in other meters, which use the same transform.
 # ---------------------------------------------------------------------------------------------
 
@@ -47,12 +47,12 @@ _LOUDNESS_OFFSET = -0.691  # dB, equation 2: a 997 Hz sine of amplitude 1 reads 
 _ABSOLUTE_GATE = -70.0  # LUFS
 _RELATIVE_GATE = -10.0  # LU
 _HOPS_PER_BLOCK = 4  # blocks of 400 ms every 100 ms
-# Mean square, at peak 1, below which a signal is silent where its reference plays: its level is
-# then free, and the limit of its peak decides.
+# Mean square, at peak 1, below which an output counts as silent in its reference's gating blocks.
+# Its level is then undetermined, and the peak limit sets the gain.
 _LEAST_POWER = 1e-20
 
-# Length of the K-weighting's impulse response that is used, in seconds. The high-pass decays as
-# exp(-240 t): what lies beyond 0.15 s sums to less than 1e-14 (benchmarks/loudness.py).
+# Seconds of the K-weighting's impulse response that are used. The high-pass decays as exp(-240 t):
+# the part beyond 0.15 s sums to less than 1e-14 (benchmarks/loudness.py).
 _DECAY = 0.15
 
 
@@ -75,7 +75,7 @@ def _section_response(section: _Section, sample_rate: int, half: Tensor) -> Tens
 @functools.lru_cache(maxsize=4)
 def _k_response(sample_rate: int, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """K-weighting on the grid of a real FFT of `length` points, `(length // 2 + 1,)` complex."""
-    # Cached across calls, so never an inference tensor: those cannot be used in a graph later on.
+    # Cached across calls, so it must not be an inference tensor, which no later graph could use.
     with torch.inference_mode(False), torch.no_grad():
         half = torch.arange(length // 2 + 1, dtype=torch.float64, device="cpu") * (math.pi / length)
         response = _section_response(_SHELF_48K, sample_rate, half)
@@ -84,14 +84,14 @@ def _k_response(sample_rate: int, length: int, dtype: torch.dtype, device: torch
 
 
 def k_weighted(wave: Tensor, sample_rate: int) -> Tensor:
-    """`wave (..., T)` after both sections, started at rest.
+    """K-weight `wave (..., T)` by both sections, started at rest.
 
     The recursion is run as a product of spectra: a loop over samples would be slow on a GPU and in
-    autograd. Sampling the response on a grid of n points folds the impulse response at n; with
-    n >= T + decay the fold reaches the T samples returned only with what is left after the decay.
+    autograd. Sampling the response on a grid of n points folds the impulse response at n; with n >=
+    T + decay only the negligible remainder after the decay folds into the T samples returned.
     """
     if wave.numel() == 0:
-        return wave  # an empty batch, which not every FFT takes
+        return wave  # not every FFT accepts an empty batch
     samples = wave.shape[-1]
     length = fast_length(samples + math.ceil(_DECAY * sample_rate))
     spectrum = torch.fft.rfft(wave, n=length)
@@ -100,22 +100,22 @@ def k_weighted(wave: Tensor, sample_rate: int) -> Tensor:
 
 
 def block_powers(wave: Tensor, sample_rate: int) -> tuple[Tensor, Tensor]:
-    """Mean squares after K-weighting: of the gating blocks `(..., K)`, of all samples `(...)`.
+    """Mean squares after K-weighting: of each gating block `(..., K)`, and of all samples `(...)`.
 
-    Blocks are four hops of 100 ms (rounded to samples); a block that the end cuts short is left
-    out, as the standard says. K is 0 for a signal shorter than one block.
+    Blocks are four hops of 100 ms (rounded to samples); a block cut short by the end of the signal
+    is left out, as the standard says. K is 0 for a signal shorter than one block.
     """
     squares = k_weighted(wave, sample_rate).square()
     return _blocks(_hop_means(squares, round(sample_rate / 10))), squares.mean(-1)
 
 
 def _hop_means(squares: Tensor, hop: int) -> Tensor:
-    """`(..., T)` -> means of every whole hop, `(..., T // hop)`."""
+    """Means over each complete hop, `(..., T)` -> `(..., T // hop)`."""
     return squares[..., : squares.shape[-1] // hop * hop].unflatten(-1, (-1, hop)).mean(-1)
 
 
 def _blocks(hops: Tensor) -> Tensor:
-    """Means of every gating block; none where there are fewer hops than one block has."""
+    """Mean of each gating block; none if there are fewer hops than one block needs."""
     if hops.shape[-1] < _HOPS_PER_BLOCK:
         return hops[..., :0]
     return hops.unfold(-1, _HOPS_PER_BLOCK, 1).mean(-1)
@@ -126,11 +126,11 @@ def lufs(power: Tensor) -> Tensor:
 
 
 def _gated(blocks: Tensor, shift: Tensor) -> Tensor:
-    """Blocks that both gates let through, if the signal were `shift (...)` dB louder; no gradient.
+    """Blocks that would pass both gates if the signal were `shift (...)` dB louder; no gradient.
 
     Returns:
-        `(..., K)` bool. Both comparisons are strict (equations 4 and 6): with nothing above the
-        absolute gate the relative one is NaN and lets nothing through either.
+        `(..., K)` bool. Both comparisons are strict (equations 4 and 6): if nothing passes the
+        absolute gate, the relative one is NaN and nothing passes it either.
     """
     loudness = lufs(blocks) + shift.unsqueeze(-1)
     above = loudness > _ABSOLUTE_GATE
@@ -139,12 +139,12 @@ def _gated(blocks: Tensor, shift: Tensor) -> Tensor:
 
 
 def _gated_power(blocks: Tensor, whole_power: Tensor, gate: Tensor) -> Tensor:
-    """Mean power of the gated blocks, of the whole signal where no block is left; `(...)`."""
+    """Mean power `(...)` of the gated blocks, or of the whole signal where no block is left."""
     return torch.where(gate.any(-1), masked_mean(blocks, gate), whole_power)
 
 
 def check_samples(wave: Tensor, name: str) -> Tensor:
-    """The waveform as floats, refused if it is empty or holds a sample that is not finite."""
+    """The waveform as floats; ValueError if it is empty or has a non-finite sample."""
     wave = with_samples(wave, name)
     if not bool(wave.detach().abs().amax(-1).isfinite().all()):
         where = (~wave.detach().isfinite()).nonzero()[0].tolist()
@@ -156,11 +156,16 @@ def check_samples(wave: Tensor, name: str) -> Tensor:
 
 
 def unit_peak(wave: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The wave at peak 1; its former peak, without gradient, and who is silent, both `(..., 1)`.
+    """Scale each signal to peak 1.
 
-    Levels are taken of the scaled wave, so that squares neither underflow nor overflow. The peak is
-    a constant to autograd: every use adds its logarithm back or does not depend on scale, so the
-    gradient is exact whatever constant is divided out. Silent signals get peak 1 and no gradient.
+    Levels are measured on the scaled wave, so that squares neither underflow nor overflow. The peak
+    is a constant to autograd: every use adds its logarithm back or does not depend on scale, so the
+    gradient is exact whatever constant is divided out. Silent signals are left as they are, at a
+    nominal peak of 1, and get no gradient.
+
+    Returns:
+        The scaled wave, `(..., T)`; its former peak, without gradient; and which signals are
+        silent; the last two `(..., 1)`.
     """
     peak = wave.detach().abs().amax(-1, keepdim=True)
     silent = peak < SILENCE_PEAK
@@ -174,22 +179,22 @@ _LOWEST_RATE = 8000  # Hz; the shelf's corner (1.7 kHz) must stay well below hal
 def integrated_loudness(wave: Tensor, sample_rate: int) -> Tensor:
     """Integrated loudness of mono signals, ITU-R BS.1770-4: K-weighted and gated.
 
-    Blocks of 400 ms every 100 ms; those at or below -70 LUFS are left out, then those at or below
-    10 LU under the mean of the rest. Where no block is left, it is the ungated loudness of the
-    whole signal.
+    The signal is cut into blocks of 400 ms every 100 ms. Blocks at or below -70 LUFS are left out,
+    then those 10 LU or more below the mean of the remaining ones. Where no block is left, the
+    result is the ungated loudness of the whole signal.
 
     Args:
-        wave: `(..., T)`, each row a signal of its own. Half precision is computed in float32.
+        wave: `(..., T)`, one signal per row. Half precision is computed in float32.
         sample_rate: Hz, at least 8000.
 
     Returns:
         `(...)` in LUFS (a 997 Hz sine of amplitude 1 reads -3.01); -inf, with zero gradient, for
-        digital silence. Differentiable through the power of the blocks; which blocks are gated is
-        taken as given.
+        digital silence. Differentiable through the power of the blocks; the choice of gated blocks
+        is taken as constant.
 
     Raises:
-        TypeError: `wave` is no floating-point tensor or `sample_rate` no whole number.
-        ValueError: no samples, samples that are not finite, or a rate below 8000 Hz.
+        TypeError: `wave` is not a floating-point tensor or `sample_rate` not a whole number.
+        ValueError: there are no samples, samples are not finite, or the rate is below 8000 Hz.
     """
     rate = check_whole(sample_rate, "sample_rate", _LOWEST_RATE)
     unit, *scale = unit_peak(check_samples(wave, "wave"))
@@ -203,27 +208,27 @@ def integrated_loudness(wave: Tensor, sample_rate: int) -> Tensor:
 def normalize_loudness(
     wave: Tensor, sample_rate: int, target: float = -23.0, peak: float = 1.0
 ) -> Tensor:
-    """Bring each signal to `target` LUFS on its own, then below `peak` where it exceeds that.
+    """Bring each signal to `target` LUFS separately, then down to `peak` where it exceeds that.
 
     The gates are applied at the level of the output, before the peak rule: the result reads
-    `target` on a BS.1770-4 meter and does not depend on the scale of the input. Measuring the
-    input at its own level would not do, since the gate at -70 LUFS is absolute: a signal 60 dB down
-    loses its pauses, then its quiet words, then everything to it.
+    `target` on a BS.1770-4 meter and does not depend on the scale of the input. Measuring the input
+    at its own level would not do, since the gate at -70 LUFS is absolute: a signal 60 dB down would
+    lose its pauses to it, then its quiet words, then everything.
 
     Args:
         wave: `(..., T)`, any scale (peaks of 25 or of 1e-6 alike); nothing is clipped.
         sample_rate: Hz, at least 8000.
-        target: loudness of the output, LUFS. At or below -70 no block passes and the ungated
-            loudness of the whole signal is brought to it.
-        peak: largest absolute sample of the output; `math.inf` lifts the limit. The whole signal is
-            scaled down, so its shape stays and loudness falls below `target`.
+        target: loudness of the output in LUFS. At or below -70 no block passes the gate, and the
+            ungated loudness of the whole signal is brought to the target.
+        peak: largest absolute sample of the output; `math.inf` for no limit. The whole signal is
+            scaled down, so its shape is kept and its loudness falls below `target`.
 
     Returns:
-        `(..., T)` float32, or float64 for float64 input. Digital silence comes back as it is, with
-        zero gradient. Differentiable, including through the peak where it limits.
+        `(..., T)` float32, or float64 for float64 input. Digital silence is returned unchanged,
+        with zero gradient. Differentiable, also through the peak where it limits.
 
     Raises:
-        TypeError: `wave` is no floating-point tensor or `sample_rate` no whole number.
+        TypeError: `wave` is not a floating-point tensor or `sample_rate` not a whole number.
         ValueError: as `integrated_loudness`; `target` not finite; `peak` not positive.
     """
     target = check_real(target, "target")
@@ -236,13 +241,13 @@ def normalize_loudness(
 def at_loudness(
     wave: Tensor, rate: int, target: float, peak: float = 1.0, gates: Tensor | None = None
 ) -> Tensor:
-    """:func:`normalize_loudness` of a waveform that is checked already.
+    """:func:`normalize_loudness` for a waveform that has been checked already.
 
     Args:
-        wave, rate, target, peak: as there.
-        gates: `(..., K)` bool, the blocks whose mean power is brought to `target`, of another
-            signal by :func:`passing_blocks`; None: those that pass the wave's own gates. The whole
-            signal counts where no block does.
+        wave, rate, target, peak: as in :func:`normalize_loudness`.
+        gates: `(..., K)` bool, gating blocks whose mean power is brought to `target`, e.g. those of
+            a reference from :func:`passing_blocks`; None: those that pass the signal's own gates.
+            Where no block is marked, the whole signal counts.
     """
     unit, _, silent = unit_peak(wave)
     blocks, whole = block_powers(unit, rate)
@@ -257,20 +262,20 @@ def at_loudness(
 
 @torch.no_grad()
 def passing_blocks(wave: Tensor, rate: int, target: float) -> Tensor:
-    """The blocks of 400 ms that pass the gates of signals `(..., T)` at `target`, `(..., K)` bool.
+    """Blocks of 400 ms `(..., K)` bool that pass the gates once signals `(..., T)` are at `target`.
 
-    An output that is levelled by the blocks of its reference has one gain, from where its source
-    plays: nothing that it adds in the pauses changes its level.
+    An output levelled by its reference's blocks gets its gain from the passages where its source
+    plays, so nothing that it adds in the pauses changes its level.
     """
     unit, _, silent = unit_peak(wave)
     return _passing(*block_powers(unit, rate), target) & ~silent
 
 
 def _passing(blocks: Tensor, whole_power: Tensor, target: float) -> Tensor:
-    """The blocks `(..., K)` that pass both gates once the signals are at `target`; no gradient."""
-    # The gain depends on the gates and they on the gain: a fixed point, started from the ungated
-    # loudness, which does not depend on the input's scale either. Only blocks within a few dB of
-    # the absolute gate can change, so two rounds settle it; four cost little.
+    """Blocks `(..., K)` that pass both gates once the signals are at `target`; no gradient."""
+    # The gain depends on the gates and the gates on the gain. This iterates to the fixed point from
+    # the ungated loudness, which does not depend on the input's scale either. Only blocks within a
+    # few dB of the absolute gate can change, so two rounds suffice; four cost little.
     blocks, power = blocks.detach(), whole_power.detach()
     for _ in range(4):
         gates = _gated(blocks, target - lufs(power))
@@ -295,15 +300,15 @@ def k_weighted_energy(wave: Tensor, rate: int) -> Tensor:
 
 
 class Meter:
-    """The gain that brings signals, given in segments, to a level.
+    """Measures, segment by segment, the gain that brings signals to a level.
 
-    Equal, up to rounding, to that of :func:`at_loudness` on entire signals.
+    The gain equals, up to rounding, that of :func:`at_loudness` on entire signals.
 
     Args:
         shape: leading axes of the signals.
-        samples: their length.
+        samples: length of the signals in samples.
         sample_rate: Hz.
-        like: a tensor on the device, of the dtype of the segments.
+        template: tensor with the device and dtype of the segments.
     """
 
     def __init__(
@@ -311,19 +316,20 @@ class Meter:
     ) -> None:
         self.sample_rate, self.samples = sample_rate, samples
         self.hop = round(sample_rate / 10)
-        self.lead = math.ceil(_DECAY * sample_rate)  # samples that a segment needs before its own
+        self.lead = math.ceil(_DECAY * sample_rate)  # samples of context before a segment
         self._hops = template.new_zeros(*shape, samples // self.hop)
         self._whole = template.new_zeros(shape)
         self._peak = template.new_zeros(shape)
 
     def add(self, rows: tuple[Tensor | slice, ...], piece: Tensor, start: int) -> None:
-        """Add the samples from ``start`` on of some of the signals.
+        """Add a segment of some of the signals, from sample ``start`` on.
 
         Args:
-            rows: which: an index into the leading axes.
-            piece: (n, min(lead, start) + length) or with the leading axes.
-            start: position of the first sample of its own, a multiple of ``hop``. All but the last
-                segment must have a multiple of ``hop`` of its own.
+            rows: index into the leading axes that selects the signals.
+            piece: (n, min(lead, start) + length), or with the leading axes: context, then the
+                segment.
+            start: position of the segment's first sample, a multiple of ``hop``. Each segment but
+                the last must be a multiple of ``hop`` long.
         """
         lead = min(self.lead, start)
         segment = piece[..., lead:]
@@ -335,10 +341,10 @@ class Meter:
         self._peak[rows] = torch.maximum(self._peak[rows], segment.abs().amax(-1))
 
     def gain(self, target: float, peak: float = 1.0, gates: Tensor | None = None) -> Tensor:
-        """What to multiply each signal by, the shape of the leading axes; 1 for silence.
+        """Gain per signal, in the shape of the leading axes; 1 for silence.
 
         Args:
-            target, peak, gates: as for :func:`at_loudness`.
+            target, peak, gates: as in :func:`at_loudness`.
         """
         blocks, whole, highest, silent = self._at_peak_one()
         gain = _gain(blocks, whole, silent, target, gates)
@@ -347,12 +353,12 @@ class Meter:
         return torch.where(silent, 1.0, gain / highest)
 
     def passing_blocks(self, target: float) -> Tensor:
-        """:func:`passing_blocks` of the signals."""
+        """:func:`passing_blocks` for the signals added."""
         blocks, whole, _, silent = self._at_peak_one()
         return _passing(blocks, whole, target) & ~silent.unsqueeze(-1)
 
     def _at_peak_one(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Powers of blocks and of the whole at peak 1; the former peak, and who is silent."""
+        """Powers of blocks and whole signals at peak 1; former peaks; which signals are silent."""
         silent = self._peak < SILENCE_PEAK
         highest = torch.where(silent, 1.0, self._peak)
         blocks = _blocks(self._hops / highest.square().unsqueeze(-1))
@@ -360,7 +366,7 @@ class Meter:
 
 
 def metered(wave: Tensor, rate: int, at_once: int) -> Meter:
-    """A :class:`Meter` of long waveforms (n, T), which heard ``at_once`` samples a time."""
+    """A :class:`Meter` fed with long waveforms (n, T), about ``at_once`` samples at a time."""
     meter = Meter(wave.shape[:-1], wave.shape[-1], rate, wave)
     step = max(1, at_once // (len(wave) * meter.hop)) * meter.hop
     for start in range(0, wave.shape[-1], step):

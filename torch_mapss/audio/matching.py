@@ -1,4 +1,4 @@
-"""Which estimate belongs to which reference, and how late it is: SI-SDR and correlation."""
+"""Assignment of estimates to references by SI-SDR, and their lag by cross-correlation."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from torch_mapss.core.checks import check_whole
 from torch_mapss.core.devices import wide
 from torch_mapss.core.lengths import fast_length
 
-# Share of an estimate's energy that rounding can hide in float64: the range of SI-SDR is
-# +-10 log10 of it, +-156.5 dB.
+# Share of an estimate's energy that float64 rounding can hide. It limits SI-SDR to +-10 log10 of
+# itself, +-156.5 dB.
 _EPSILON = torch.finfo(torch.float64).eps
 
 
 def si_sdr(estimates: Tensor, references: Tensor) -> Tensor:
     """Scale-invariant signal-to-distortion ratio, means removed (Le Roux et al., 2019).
 
-    With e and s the signals less their means and a = <e, s> / <s, s>, it is
-    10 log10(|a s|^2 / |e - a s|^2). Both energies are limited to at least 2.2e-16 of |e|^2, so
-    values lie within +-156.5 dB; a silent (or constant) estimate or reference gives the lower end,
-    with zero gradient. Computed in float64.
+    With e and s the signals without their means and a = <e, s> / <s, s>, it is 10 log10(|a s|^2 /
+    |e - a s|^2). Both energies are limited to at least 2.2e-16 of |e|^2, so values lie within
+    +-156.5 dB; a silent (or constant) estimate or reference gives the lower end, with zero
+    gradient. Computed in float64.
 
     Args:
         estimates: `(..., T)`.
@@ -36,8 +36,8 @@ def si_sdr(estimates: Tensor, references: Tensor) -> Tensor:
         `(...)` in dB, in the wider dtype of the two (at least float32). Never NaN.
 
     Raises:
-        TypeError: an argument is no floating-point tensor.
-        ValueError: shapes differ, no samples, or samples that are not finite.
+        TypeError: an argument is not a floating-point tensor.
+        ValueError: shapes differ, there are no samples, or samples are not finite.
     """
     estimates, references = _alike(estimates, references)
     e, e_silent = _centred(estimates, "estimates")
@@ -53,7 +53,7 @@ def _energy_ratio(target: Tensor, residual: Tensor) -> Tensor:
 
 
 def _centred(wave: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """`wave` less its mean at energy 1, float64, and `(...)` bool where it is constant (zeros)."""
+    """`wave` without its mean at energy 1, float64; and `(...)` bool where it is constant (0)."""
     unit, _, _ = unit_peak(wide(check_samples(wave, name)))
     centred = unit - unit.mean(-1, keepdim=True)
     energy = centred.square().sum(-1, keepdim=True)
@@ -64,7 +64,7 @@ def _centred(wave: Tensor, name: str) -> tuple[Tensor, Tensor]:
 
 
 def _alike(estimates: Tensor, references: Tensor) -> tuple[Tensor, Tensor]:
-    """The two, checked to be waveforms of one shape."""
+    """Check that both are waveforms of one shape, and return them."""
     estimates = with_samples(estimates, "estimates")
     references = with_samples(references, "references")
     if estimates.shape != references.shape:
@@ -77,10 +77,10 @@ def _alike(estimates: Tensor, references: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def match_sources(estimates: Tensor, references: Tensor) -> Tensor:
-    """Which reference each estimate belongs to: the assignment with the largest total SI-SDR.
+    """Assign each estimate to a reference, so that the total SI-SDR is largest.
 
-    Each estimate gets a reference of its own. A silent estimate is as far from every reference and
-    takes what the others leave; a silent reference is as far from every estimate.
+    No two estimates get the same reference. A silent estimate fits every reference equally badly
+    and takes what the others leave; a silent reference fits every estimate equally badly.
 
     Args:
         estimates: `(..., S', T)`, S' <= S.
@@ -90,7 +90,7 @@ def match_sources(estimates: Tensor, references: Tensor) -> Tensor:
         `(..., S')` int64 on the device of `estimates`: indices into the S references.
 
     Raises:
-        TypeError: an argument is no floating-point tensor.
+        TypeError: an argument is not a floating-point tensor.
         ValueError: more estimates than references, other shapes that do not fit, no samples, or
             samples that are not finite.
 
@@ -123,7 +123,7 @@ def match_sources(estimates: Tensor, references: Tensor) -> Tensor:
 
 
 def pairwise_si_sdr(estimates: Tensor, references: Tensor) -> Tensor:
-    """SI-SDR of every estimate with every reference, as `si_sdr` of each pair.
+    """SI-SDR of each estimate with each reference, equal to `si_sdr` of every pair.
 
     With both signals at energy 1, |a s|^2 = <e, s>^2 =: c and |e - a s|^2 = 1 - c.
 
@@ -135,7 +135,7 @@ def pairwise_si_sdr(estimates: Tensor, references: Tensor) -> Tensor:
         `(..., S', S)` float64 in dB.
 
     Raises:
-        TypeError: an argument is no floating-point tensor.
+        TypeError: an argument is not a floating-point tensor.
         ValueError: no samples, or samples that are not finite.
     """
     e, e_silent = _centred(estimates, "estimates")
@@ -146,7 +146,7 @@ def pairwise_si_sdr(estimates: Tensor, references: Tensor) -> Tensor:
 
 
 def is_constant(wave: Tensor) -> Tensor:
-    """Which signals are constant but for rounding: digital silence, or an offset alone.
+    """Whether signals are constant up to rounding: digital silence, or only an offset.
 
     Args:
         wave: `(..., T)`.
@@ -158,44 +158,45 @@ def is_constant(wave: Tensor) -> Tensor:
 
 
 class Lag(NamedTuple):
-    """How far an estimate lies behind its reference, see :func:`estimate_lag`; `(...)` each."""
+    """Lag of each estimate behind its reference, see :func:`estimate_lag`; fields are `(...)`."""
 
     samples: Tensor  # int64, positive: the estimate is late
-    correlation: Tensor  # float64 in [0, 1], size of the cross-correlation there
-    unshifted: Tensor  # float64 in [0, 1], the same at lag 0
+    correlation: Tensor  # float64 in [0, 1], absolute cross-correlation at that lag
+    unshifted: Tensor  # float64 in [0, 1], absolute cross-correlation at lag 0
 
 
-# Peaks of a periodic signal, one every period, count as equal within so much.
+# The peaks of a periodic signal, one every period, count as equal within this tolerance.
 _EQUAL = 0.01
-# The least share of a signal's energy that its part in an overlap is taken for.
+# Lower limit on the share of a signal's energy that lies in an overlap.
 _LEAST_SHARE = 0.25
 
 
 @torch.no_grad()
 def estimate_lag(estimates: Tensor, references: Tensor, limit: int) -> Lag:
-    """The lag of each estimate: where its cross-correlation with its reference peaks.
+    """Lag of each estimate: the shift at which its cross-correlation with its reference peaks.
 
     With means removed,
 
         c(k) = |sum_t s(t) e(t + k)| / sqrt(E_s(k) E_e(k)),   |k| <= `limit`,
 
-    where E_s and E_e are the energies of the parts that overlap at lag k, a quarter of all at
-    least, or a faint remainder would correlate with anything. By size, since an inverted estimate
-    has its peak below zero. Of peaks within 1 % of the highest, as a steady tone has one every
-    period, the one closest to 0 is taken. Lags are whole samples; what is silent or constant has
-    correlation 0 and lag 0.
+    where E_s and E_e are the energies of the parts that overlap at lag k, counted as at least a
+    quarter of the signal's energy: otherwise a short, faint overlap would correlate with anything.
+    The absolute value is used, since an inverted estimate has a negative peak. Of all peaks within
+    1 % of the highest (a steady tone has one every period), the one closest to 0 is taken. Lags are
+    whole samples; silent or constant signals have correlation 0 and lag 0.
 
     Args:
         estimates: `(..., T)`.
         references: `(..., T)`, the same shape.
-        limit: longest lag that is looked for, in samples, either way.
+        limit: longest lag to look for, in samples, in either direction.
 
     Returns:
         :class:`Lag`, on the device of `estimates`.
 
     Raises:
-        TypeError: an argument is no floating-point tensor, or `limit` no whole number.
-        ValueError: shapes differ, no samples, samples that are not finite, or a negative `limit`.
+        TypeError: an argument is not a floating-point tensor, or `limit` not a whole number.
+        ValueError: shapes differ, there are no samples, samples are not finite, or `limit` is
+            negative.
     """
     estimates, references = _alike(estimates, references)
     limit = min(check_whole(limit, "limit", 0), estimates.shape[-1] - 1)
@@ -209,9 +210,9 @@ def estimate_lag(estimates: Tensor, references: Tensor, limit: int) -> Lag:
 
 
 def _overlap_energies(x: Tensor, limit: int) -> Tensor:
-    """Energy of x(t + k) over the t that lie inside for both, k from -`limit` to `limit`.
+    """Energy of x(t + k) over the t inside both signals, for k from -`limit` to `limit`.
 
-    x has energy 1. At lag k >= 0 its first k samples have no partner, at k < 0 its last.
+    x has energy 1. At lag k >= 0 its first k samples have no partner, at k < 0 its last -k.
     """
     head = torch.nn.functional.pad(x[..., :limit].square().cumsum(-1), (1, 0))
     tail = x[..., x.shape[-1] - limit :].flip(-1).square().cumsum(-1).flip(-1)
@@ -219,7 +220,7 @@ def _overlap_energies(x: Tensor, limit: int) -> Tensor:
 
 
 def _first_peak(size: Tensor) -> Tensor:
-    """Index of the peak closest to the middle, of those that count as the highest."""
+    """Index of the peak closest to the middle among those that count as highest."""
     rows = size.reshape(-1, 1, size.shape[-1])
     around = torch.nn.functional.max_pool1d(rows, 3, 1, 1).reshape(size.shape)
     highest = (size >= around) & (size >= (1.0 - _EQUAL) * size.amax(-1, keepdim=True))
@@ -241,18 +242,18 @@ def _cross_correlation(e: Tensor, s: Tensor, limit: int) -> Tensor:
 
 
 def shift(wave: Tensor, samples: int) -> Tensor:
-    """`wave` moved to an earlier time: y(t) = x(t + samples), zeros where nothing is left.
+    """Move `wave` to an earlier time: y(t) = x(t + samples), with zeros past its end.
 
     Args:
         wave: `(..., T)`.
-        samples: how much earlier, negative for later.
+        samples: how many samples earlier; negative for later.
 
     Returns:
         `(..., T)`, differentiable.
 
     Raises:
-        TypeError: `wave` is no floating-point tensor, or `samples` no whole number.
-        ValueError: as many samples as there are, or more: nothing would be left.
+        TypeError: `wave` is not a floating-point tensor, or `samples` not a whole number.
+        ValueError: the shift is as long as the signal or longer.
     """
     wave, samples = with_samples(wave, "wave"), check_whole(samples, "samples")
     if abs(samples) >= wave.shape[-1]:
@@ -260,4 +261,4 @@ def shift(wave: Tensor, samples: int) -> Tensor:
             f"samples must be less than the signal has ({wave.shape[-1]}), got {samples}: nothing "
             "would be left."
         )
-    return torch.nn.functional.pad(wave, (-samples, samples))  # below 0 it cuts
+    return torch.nn.functional.pad(wave, (-samples, samples))  # a negative pad cuts

@@ -1,4 +1,4 @@
-"""Waveforms as tensors: what is accepted, channels mixed down, rates brought to one."""
+"""Waveforms as tensors: conversion, mixing down to mono, resampling."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ _INTEGER_FORMATS = {
 
 
 def as_waveform(x: Tensor | np.ndarray, name: str = "waveform") -> Tensor:
-    """A floating-point waveform tensor, whatever array it came as.
+    """Convert any array or tensor of samples to a floating-point waveform tensor.
 
     Args:
         x: `(..., T)` tensor or NumPy array. float32 and float64 stay; float16 and bfloat16
             become float32; uint8, int8, int16 and int32 are read as PCM samples and scaled to
             [-1, 1).
-        name: what the array is, for the error text.
+        name: name of the array, for messages.
 
     Returns:
         `(..., T)` float32 or float64, on the device of `x`; a tensor keeps its graph.
 
     Raises:
-        TypeError: `x` is no array, or its dtype is no sample format (complex, bool, int64, ...).
+        TypeError: `x` is not an array, or its dtype not a sample format (complex, bool, int64,
+            ...).
         ValueError: `x` has no time axis.
     """
     if isinstance(x, np.ndarray) and x.dtype.kind in "fiu":
         wide = x.dtype.kind == "f" and x.dtype.itemsize > 8
-        # Copied: torch wants native byte order, forward strides, and to be allowed to write.
+        # Copied, because torch requires native byte order, positive strides and writable memory.
         x = torch.from_numpy(np.array(x, dtype=np.float64 if wide else x.dtype.newbyteorder("=")))
     if isinstance(x, Tensor) and x.dtype in _INTEGER_FORMATS:
         zero, scale = _INTEGER_FORMATS[x.dtype]
@@ -58,7 +59,7 @@ def as_waveform(x: Tensor | np.ndarray, name: str = "waveform") -> Tensor:
 
 
 def with_samples(wave: Tensor, name: str) -> Tensor:
-    """The waveform in float32 or float64; refuses one without samples."""
+    """The waveform in float32 or float64; ValueError if it has no samples."""
     wave = checks.lifted(checks.check_floating(wave, name))
     if wave.ndim == 0 or wave.shape[-1] == 0:
         raise ValueError(
@@ -69,17 +70,17 @@ def with_samples(wave: Tensor, name: str) -> Tensor:
 
 
 def to_mono(wave: Tensor) -> Tensor:
-    """Mix channels down to one by their mean.
+    """Mix channels down to mono by their mean.
 
     Args:
         wave: `(..., C, T)`.
 
     Returns:
-        `(..., T)`, the mean over channels: what all channels share keeps its level.
+        `(..., T)`, the mean over channels: a sound common to all channels keeps its level.
 
     Raises:
-        TypeError: `wave` is no floating-point tensor.
-        ValueError: there is no channel axis, or no channel on it.
+        TypeError: `wave` is not a floating-point tensor.
+        ValueError: there is no channel axis, or it is empty.
     """
     wave = checks.lifted(checks.check_floating(wave, "wave"))
     if wave.ndim < 2 or wave.shape[-2] == 0:
@@ -102,21 +103,20 @@ _LARGEST_RESAMPLER = 10**8
 def resample(wave: Tensor, orig: int, new: int) -> Tensor:
     """Bring a waveform from one sample rate to another, by windowed sinc interpolation.
 
-    Equal to torchaudio's `resample`, which computes lengths in torch's default dtype and on its
-    default device.
+    The samples equal those of torchaudio's `resample`, but unlike it this function does not depend
+    on torch's default dtype and device.
 
     Args:
         wave: `(..., T)`. float64 stays float64, half precision is computed in float32.
         orig: rate of `wave`, Hz, a whole number.
-        new: rate wanted, Hz, a whole number. Equal rates return `wave` itself.
+        new: target rate, Hz, a whole number. Equal rates return `wave` itself.
 
     Returns:
         `(..., ceil(T * new / orig))`, differentiable.
 
     Raises:
-        TypeError: a rate is no whole number, or `wave` no floating-point tensor.
-        ValueError: a rate is not positive, `wave` is empty, or the ratio needs a filter too large
-            to hold.
+        TypeError: a rate is not a whole number, or `wave` not a floating-point tensor.
+        ValueError: a rate is not positive, `wave` is empty, or the ratio needs too large a filter.
     """
     orig, new = check_whole(orig, "orig", 1), check_whole(new, "new", 1)
     if orig == new:
@@ -133,7 +133,7 @@ def resample(wave: Tensor, orig: int, new: int) -> Tensor:
     filters, reach = _polyphase_filters(up, down, wave.dtype, wave.device)
     rows = wave.reshape(-1, 1, wave.shape[-1])
     padded = torch.nn.functional.pad(rows, (reach, reach + down))
-    # A convolution, which autocast would run in half precision.
+    # Autocast would run this convolution in half precision.
     with torch.autocast(wave.device.type, enabled=False):
         phases = torch.nn.functional.conv1d(padded, filters, stride=down)
     resampled = phases.transpose(1, 2).flatten(1)
@@ -144,7 +144,7 @@ def resample(wave: Tensor, orig: int, new: int) -> Tensor:
 def _polyphase_filters(
     up: int, down: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, int]:
-    """Filters (up, 1, taps), one for each phase of the output, and taps before the first sample.
+    """Filters (up, 1, taps), one per phase of the output, and the taps before the first sample.
 
     Output sample n lies at n · down / up input samples. Phase p of ``up`` is always at the same
     fraction of a sample, so one filter serves all n = p mod up, at a stride of ``down`` samples.
@@ -160,28 +160,29 @@ def _polyphase_filters(
     return sinc * (window * (cutoff / down)), reach
 
 
-#: Rates that recordings have, in Hz; a file that states another one is damaged, or no audio.
+# : Plausible sample rates in Hz; a file that states another one is damaged or not audio.
 SOURCE_RATES = 4000, 384_000
 
 
 def check_source_rate(rate: int, name: str) -> int:
-    """``rate``, if recordings have such a rate; ``name`` is the argument it came as.
+    """Check that ``rate`` is a plausible sample rate, and return it; ``name``: for messages.
 
     Raises:
-        TypeError: it is no whole number.
-        ValueError: it lies outside of :data:`SOURCE_RATES`.
+        TypeError: it is not a whole number.
+        ValueError: it lies outside :data:`SOURCE_RATES`.
     """
     lowest, highest = SOURCE_RATES
     if not lowest <= check_whole(rate, name) <= highest:
+        below, above = "too little bandwidth for separation", "no recording has such a rate"
         raise ValueError(
-            f"{name} must be from {lowest} to {highest} Hz, got {rate}: below there is no band to "
-            "judge a separation by. Check the rate, and state the true one."
+            f"{name} must lie between {lowest} and {highest} Hz, got {rate}: "
+            f"{below if rate < lowest else above}. Check the rate, and pass the true one."
         )
     return int(rate)
 
 
 def is_silent(wave: Tensor) -> Tensor:
-    """Which signals are digitally silent: peak below `SILENCE_PEAK`.
+    """Whether signals are digitally silent: peak below `SILENCE_PEAK`.
 
     Args:
         wave: `(..., T)`.

@@ -119,7 +119,7 @@ class Encoder(nn.Module):
             (..., F, M) features, F = `frame_count(T)`, in float32 or better.
 
         Raises:
-            TypeError: the waveform is no floating-point tensor.
+            TypeError: the waveform is not a floating-point tensor.
             ValueError: it is shorter than one frame or longer than the encoder can take, or on
                 another device than the weights.
         """
