@@ -47,19 +47,19 @@ class Joined:
     """Two encoders on the same frames, with equal shares in a squared distance."""
 
     def __init__(self, encoder: Encoder, other: Encoder) -> None:
-        grids = {(e.sample_rate, e.hop, e.receptive_field) for e in (encoder, other)}
+        grids = {(x.sample_rate, x.hop, x.receptive_field) for x in (encoder, other)}
         if len(grids) > 1:
             raise SystemExit(
                 f"{encoder.name}+{other.name} should have the same frames (rate, hop, receptive "
                 f"field), but have {sorted(grids)}."
             )
-        self.parts = Standardised(encoder), Standardised(other)
+        self.encoders = Standardised(encoder), Standardised(other)
         self.name = f"{encoder.name}+{other.name}"
         ((self.sample_rate, self.hop, self.receptive_field),) = grids
 
     def __call__(self, waveform: Tensor) -> Tensor:
-        embeddings = [part(waveform) for part in self.parts]
-        return torch.cat([e / e.shape[-1] ** 0.5 for e in embeddings], -1)
+        embeddings = [encoder(waveform) for encoder in self.encoders]
+        return torch.cat([x / x.shape[-1] ** 0.5 for x in embeddings], -1)
 
 
 class LocalAttention:

@@ -130,14 +130,14 @@ def load(
     import front_ends
 
     if "+" in encoder:
-        first, second = (
-            None if part == "mel" else load(part, device, shared) for part in encoder.split("+")
+        left, right = (
+            None if name == "mel" else load(name, device, shared) for name in encoder.split("+")
         )
-        grid = first or second
+        grid = left or right
         if grid is None:
             raise SystemExit(f"{encoder} should join mel and another encoder.")
         mel = mel_on_grid(grid.sample_rate, grid.hop, grid.receptive_field)
-        return CustomEncoder(front_ends.Joined(first or mel, second or mel))
+        return CustomEncoder(front_ends.Joined(left or mel, right or mel))
     plain, _, kind = encoder.rpartition(":")
     if kind in front_ends.FRONT_ENDS:
         layers = None if kind == "local" else shared  # local attention is another pass
@@ -179,11 +179,11 @@ class Mixture(NamedTuple):
 
     def outputs(self, controls: bool = False) -> Iterator[tuple[str, int, Tensor]]:
         """System, source and wave (T,) of every output."""
-        for system, given in self.systems.items():
+        for system, outputs in self.systems.items():
             if controls or not system.startswith("control:"):
-                for place, output in enumerate(given):
+                for source_index, output in enumerate(outputs):
                     if output is not None:
-                        yield system, place, output
+                        yield system, source_index, output
 
 
 def load_mixtures(
@@ -223,20 +223,20 @@ def load_mixtures(
 
 def _talking(items: list[dict[str, Any]], talkers: int) -> Iterator[dict[str, Any]]:
     """Every utterance once as the target, those of other speakers taking turns beside it."""
-    for place, item in enumerate(items):
-        chosen = [item]
-        while len(chosen) < talkers:
-            speakers = {one["speaker"] for one in chosen}
-            others = [other for other in items if other["speaker"] not in speakers]
-            if not others:
+    for index, item in enumerate(items):
+        utterances = [item]
+        while len(utterances) < talkers:
+            speakers = {utterance["speaker"] for utterance in utterances}
+            candidates = [item for item in items if item["speaker"] not in speakers]
+            if not candidates:
                 raise SystemExit(f"mixtures need {talkers} speakers, there are {len(speakers)}.")
             # 7: over the languages, not one after the other
-            chosen.append(others[(7 * place) % len(others)])
+            utterances.append(candidates[(7 * index) % len(candidates)])
         yield {
-            "mixture_id": "+".join(one["id"] for one in chosen),
+            "mixture_id": "+".join(utterance["id"] for utterance in utterances),
             "scenario": item.get("language", "all"),
-            "sources": [one["id"] for one in chosen],
-            "references": [one["path"] for one in chosen],
+            "sources": [utterance["id"] for utterance in utterances],
+            "references": [utterance["path"] for utterance in utterances],
             "level": LEVEL,
         }
 
@@ -280,18 +280,19 @@ def target_scores(
     frames: int | None = None,
 ) -> dict[str, float]:
     """What one estimate (T,) of one source scores: the names of `MEASURES`, bleed and frames."""
-    given = estimate[None, None]
-    found = mapss(given, bank, attributed=(source,), frames=frames, measures=bank.measures)
-    utterance = found.utterance()
+    frame_scores = mapss(
+        estimate[None, None], bank, attributed=(source,), frames=frames, measures=bank.measures
+    )
+    utterance = frame_scores.utterance()
     scores = {
         name: float(getattr(utterance, name)[0, 0])
         for name in (*MEASURES, "bleed_db")
         if getattr(utterance, name, None) is not None
     }
-    if found.foreign_distance is not None:
-        distance = found.foreign_distance[0, 0][found.active[0, 0]].double()
+    if frame_scores.foreign_distance is not None:
+        distance = frame_scores.foreign_distance[0, 0][frame_scores.active[0, 0]].double()
         scores["log_foreign_distance"] = float(distance.log().mean())
-    return {**scores, "frames": int(found.active[0, 0].sum())}
+    return {**scores, "frames": int(frame_scores.active[0, 0].sum())}
 
 
 # ------------------------------------------------------------------------------------------------
@@ -327,11 +328,11 @@ class Rows:
         _claim(folder / f"{name}.json", dict(settings))
         self._rows: dict[tuple[str, ...], dict[str, str]] = {}
         content = self.path.read_bytes() if self.path.exists() else b""
-        whole = content[: content.rfind(b"\n") + 1]  # what follows was cut off by a kill
-        self.path.write_bytes(whole)
-        for row in csv.DictReader(whole.decode().splitlines()):
+        lines = content[: content.rfind(b"\n") + 1]  # what follows was cut off by a kill
+        self.path.write_bytes(lines)
+        for row in csv.DictReader(lines.decode().splitlines()):
             self._rows[tuple(row[key] for key in self.keys)] = row
-        if not whole:
+        if not lines:
             self._append(self.columns)
 
     def _append(self, cells: Iterable[Any]) -> None:
@@ -354,22 +355,22 @@ class Rows:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def where(self, **wanted: Any) -> list[dict[str, str]]:
+    def where(self, **values: Any) -> list[dict[str, str]]:
         """The rows with these values, in the order they were made."""
-        texts = {column: _cell(value) for column, value in wanted.items()}
+        texts = {column: _cell(value) for column, value in values.items()}
         return [
             row for row in self._rows.values() if all(row[c] == text for c, text in texts.items())
         ]
 
-    def numbers(self, column: str, **wanted: Any) -> list[float]:
+    def numbers(self, column: str, **values: Any) -> list[float]:
         """The defined numbers of a column in the rows with these values."""
-        found = [float(row[column]) for row in self.where(**wanted) if row[column]]
-        return [value for value in found if math.isfinite(value)]
+        numbers = [float(row[column]) for row in self.where(**values) if row[column]]
+        return [number for number in numbers if math.isfinite(number)]
 
-    def mean(self, column: str, **wanted: Any) -> float:
+    def mean(self, column: str, **values: Any) -> float:
         """Mean of :meth:`numbers`, NaN without any."""
-        found = self.numbers(column, **wanted)
-        return sum(found) / len(found) if found else math.nan
+        numbers = self.numbers(column, **values)
+        return sum(numbers) / len(numbers) if numbers else math.nan
 
     def distinct(self, column: str) -> list[str]:
         """The values of a column in order of appearance."""
@@ -387,11 +388,11 @@ def _claim(path: Path, settings: dict[str, Any]) -> None:
         write_page(path, json.dumps(settings, indent=2, sort_keys=True))
         return
     present = json.loads(path.read_text(encoding="utf-8"))
-    unlike = sorted(k for k in {*present, *settings} if present.get(k) != settings.get(k))
-    if unlike:
-        told = "; ".join(f"{k}: {present.get(k)} there, {settings.get(k)} now" for k in unlike)
+    changed = sorted(k for k in {*present, *settings} if present.get(k) != settings.get(k))
+    if changed:
+        changes = "; ".join(f"{k}: {present.get(k)} there, {settings.get(k)} now" for k in changed)
         raise SystemExit(
-            f"{path.parent} holds results of other settings ({told}). Name another --out."
+            f"{path.parent} holds results of other settings ({changes}). Name another --out."
         )
 
 
@@ -429,8 +430,8 @@ def commit() -> str:
     here = Path(__file__).parent
 
     def git(*words: str) -> str:
-        made = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True)
-        return made.stdout.strip()
+        done = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
 
     try:
         return git("rev-parse", "--short=10", "HEAD")
@@ -440,18 +441,18 @@ def commit() -> str:
 
 def _without_paths(words: list[str]) -> list[str]:
     """Command line whose files are named by their folder alone; where results went is left out."""
-    found: list[str] = []
+    shown_words: list[str] = []
     skip = False
     for word in words:
         if skip or word in ("--out", "--page"):
             skip = not skip
         elif "/" in word:
             path = Path(word)
-            file = path.suffix in (".json", ".csv")
-            found.append(str(Path(*path.parts[-2:])) if file else path.name)
+            is_file = path.suffix in (".json", ".csv")
+            shown_words.append(str(Path(*path.parts[-2:])) if is_file else path.name)
         else:
-            found.append(word)
-    return found
+            shown_words.append(word)
+    return shown_words
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

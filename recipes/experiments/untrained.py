@@ -50,8 +50,8 @@ def untrained(name: str, folder: Path) -> Path:
     """Write a checkpoint of that architecture with the weights training would begin from."""
     import transformers
 
-    kind, given = SHAPES[name]
-    settings = dict(given)
+    kind, shape = SHAPES[name]
+    settings = dict(shape)
     rate = next(row.sample_rate for row in encoder_table() if row.name == name)
     preprocessor = {"sampling_rate": rate, "do_normalize": "feat_extract_norm" in settings}
     if kind == "whisper":  # the decoder is never read
