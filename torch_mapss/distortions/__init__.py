@@ -1,7 +1,7 @@
 """The distortion banks that surround a reference with its cluster [app:distortionsbank].
 
-PS and PM both judge an output by where it lies among distorted copies of the references. This
-package makes those copies, thirteen families of them, from the loudness-normalised references::
+All measures but bleed judge an output by where it lies among distorted copies of the references.
+This package makes those copies, in thirteen families, from the loudness-normalised references::
 
     bank = DistortionBank("separation")                # PS: 70 members; "match": PM, up to 83
     made = bank(references, 16000)                     # (..., S, T) -> (..., S, P, T), mask, names
@@ -11,11 +11,11 @@ package makes those copies, thirteen families of them, from the loudness-normali
 
 Modules:
 
-- ``distortion``: `Distortion` (one member), `Distorted` (what a bank returns) and `Measured` (what
-  it must know of an entire signal to distort segments of it alike).
+- ``distortion``: `Distortion` (one member), `Distorted` (the result of a bank) and `Measured` (the
+  properties of an entire signal that are needed to distort its segments consistently).
 - ``bank``: `DistortionBank`; ``bank_members`` selects its members, ``distorted_copies`` calls them,
-  those of one formula at once; ``noise`` draws their noise by position.
-- ``reference_features``: what members measure on the reference (A_RMS, A_95, peaks,
+  one call per formula; ``noise`` draws their noise by position.
+- ``reference_features``: quantities that members measure on the reference (A_RMS, A_95, peaks,
   quantiles).
 - ``filters`` (notch, lowpass, highpass), ``echoes`` (comb, reverb, echo), ``additive`` (noise,
   tone), ``dynamics`` (tremolo, gate, clipping), ``pitch`` (pitch, vibrato): the families. Each

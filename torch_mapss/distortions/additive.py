@@ -16,16 +16,18 @@ from torch_mapss.distortions.reference_features import HIGHEST, Scaled
 from torch_mapss.distortions.signal import cast_like, clock, root_mean_square
 
 LOWEST_NOISE = 20.0
-"""Hz. Pink and brown noise start where hearing does. Down to 0 Hz, nearly all of brown noise would
-be a drift below 1 Hz, its audible level falling as the clip gets longer, at the same SNR."""
+"""Hz. Pink and brown noise start where hearing does. If they went down to 0 Hz, nearly all of brown
+noise would be drift below 1 Hz, and at the same SNR its audible level would fall with the length of
+the clip."""
 
 COLORS = {"white": 0, "pink": 1, "brown": 2}
 """Exponent b of the power spectrum 1/f^b."""
 
 COLORING = 0.5
-"""Seconds of the filter that colours noise: the lower edge of its band is some ±4 Hz wide."""
+"""Length in seconds of the filter that colours noise; it makes the band's lower edge some ±4 Hz
+wide."""
 
-PIECE = 2**19  # samples of noise at a time where only its power is wanted
+PIECE = 2**19  # samples of noise made at a time where only its power is needed
 
 
 def add_noise(
@@ -40,18 +42,18 @@ def add_noise(
 ) -> Tensor:
     """Add noise with power spectrum 1/f^exponent at a signal-to-noise ratio.
 
-    The ratio is that of the powers over the entire signal. The noise is white noise through a
-    filter of one length, so that every sample of it depends on its position alone: a longer
-    signal's noise begins with a shorter one's. Silence stays silent.
+    The ratio is that of the mean powers over the entire signal. The noise is white noise through a
+    filter of fixed length, so that each sample depends only on its position: the noise of a longer
+    signal begins with that of a shorter one. Silence stays silent.
 
     Args:
         waveform: (..., S, T).
         sample_rate: In Hz.
         snr: In dB; a number or (p, 1) on the CPU.
         exponent: 0 white, 1 pink, 2 brown; coloured noise has no content below 20 Hz.
-        noise: From a length and a first position to standard normal numbers (S, length), or
-            (S, p, length).
-        start: Position of the first sample in its signal.
+        noise: Function of a length and a first position that returns standard normal numbers (S,
+            length) or (S, p, length).
+        start: Position of the waveform's first sample in the entire signal.
         context: (..., S, 1) or (..., S, p, 1) gain of the noise, see `noise_gain`; measured on
             `waveform` by default.
 
@@ -72,11 +74,11 @@ def noise_gain(
     exponent: float,
     noise: Callable[..., Tensor],
 ) -> Tensor:
-    """What `add_noise` multiplies noise by, measured on an entire signal in bounded memory.
+    """Gain of the noise in `add_noise`, measured on an entire signal in bounded memory.
 
     Args:
         waveform: (..., S, T), the entire signal.
-        sample_rate, snr, exponent, noise: As for `add_noise`.
+        sample_rate, snr, exponent, noise: As in `add_noise`.
 
     Returns:
         (..., S, 1), or (..., S, p, 1).
@@ -101,7 +103,8 @@ def colored(
     """Gaussian noise of power 1 (on average) with power spectrum 1/f^exponent.
 
     Args:
-        noise: From a length and a first position to standard normal numbers (..., length).
+        noise: Function of a length and a first position that returns standard normal numbers (...,
+            length).
         length: In samples.
         sample_rate: In Hz.
         exponent: b.
@@ -115,17 +118,17 @@ def colored(
     filters = coloring(exponent, sample_rate)
     taps = len(filters)
     white = noise(length + taps - 1, start)  # the filter's later half looks ahead
-    size = fast_length(white.shape[-1])  # what wraps round falls on samples that are cut off
+    size = fast_length(white.shape[-1])  # the wrapped samples are cut off
     product = torch.fft.rfft(white, n=size) * torch.fft.rfft(filters.to(white), n=size)
     return torch.fft.irfft(product, n=size)[..., taps - 1 : taps - 1 + length]
 
 
 @functools.lru_cache(maxsize=16)
 def coloring(exponent: float, sample_rate: int) -> Tensor:
-    """Impulse response of energy 1 that colours white noise, (taps,) float64 on the CPU.
+    """Impulse response, of energy 1, that colours white noise; (taps,) float64 on the CPU.
 
-    The gain f^(-b/2) above 20 Hz and 0 below, sampled every 2 Hz, and its symmetric impulse
-    response under a Hann window.
+    The gain is f^(-b/2) above 20 Hz and 0 below, sampled every 2 Hz; its symmetric impulse response
+    is tapered by a Hann window.
     """
     taps = 2 * math.ceil(COLORING * sample_rate / 2)
     with torch.inference_mode(False):  # cached across calls
@@ -167,21 +170,21 @@ NOISE: dict[str, Any] = {**ADDED, "random": True, "context": noise_gain}
 
 
 def noise_at(color: str, snr: int) -> Distortion:
-    """Noise of a colour at an SNR in dB."""
+    """Member that adds noise of a colour at an SNR in dB."""
     parameters = {"snr": float(snr), "exponent": COLORS[color]}
     level = f"{snr:+d}dB" if snr else "0dB"
     return Distortion(f"noise/{color}/{level}", "noise", add_noise, parameters, **NOISE)
 
 
 def tone_at(hertz: int, amplitude: float) -> Distortion:
-    """PS: absolute amplitude."""
+    """Member for PS that adds a tone of absolute amplitude."""
     parameters = {"frequency": float(hertz), "amplitude": amplitude}
     rate = hertz / HIGHEST
     return Distortion(f"tone/{hertz}Hz", "tone", add_tone, parameters, lowest_rate=rate, **ADDED)
 
 
 def scaled_tone(hertz: int, factor: float) -> Distortion:
-    """PM: amplitude in units of A_RMS."""
+    """Member for PM that adds a tone whose amplitude is a multiple of A_RMS."""
     parameters, measured = {"frequency": float(hertz)}, {"amplitude": Scaled("rms", factor)}
     rate = hertz / HIGHEST
     return Distortion(

@@ -1,4 +1,4 @@
-"""The bank: its members, its seed, and the calls that make distorted copies."""
+"""The distortion bank: its members, its seed, and the methods that make distorted copies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from torch import Tensor
 
 from torch_mapss.core.checks import check_seed, check_whole
 from torch_mapss.core.eager import eager
-from torch_mapss.distortions.bank_members import distinct, extras, paper_members, selected, spread
+from torch_mapss.distortions.bank_members import (
+    check_extra,
+    check_unique,
+    paper_members,
+    select_members,
+    spread_evenly,
+)
 from torch_mapss.distortions.distorted_copies import CopyTask, check_references, measure_members
 from torch_mapss.distortions.distortion import Distorted, Distortion, Measured
 from torch_mapss.distortions.signal import samples
@@ -20,42 +26,44 @@ from torch_mapss.distortions.signal import samples
 LOWEST_SAMPLE_RATE = 4000
 CHUNK = 8
 FADE = 0.02
-"""Seconds of fade where a segment is cut out of a signal: a step would ring further."""
+"""Seconds of fade where a segment is cut out of a signal; a step would ring for longer."""
 
 
 class DistortionBank:
-    """The distortions of [app:distortionsbank] for one of the two measures.
+    """The distortions of [app:distortionsbank] for PS or for PM.
 
-    Calling the bank makes the cluster of every reference. It holds settings only: banks with equal
-    settings are equal, hash alike and give equal numbers on every device, whatever the state of
-    the global random generators. Random members draw from (seed, source index, member's name), so
-    a source's copies do not depend on what else is in the batch or in the bank. A longer clip's
-    noise begins with a shorter one's. By index and not by name, which tensors have not: in another
-    order of the sources the noise is another, and log PM of single outputs moves by up to 26 (where
-    it is some hundreds below 0). Keep one order in what is to be compared.
+    Calling the bank returns the distorted copies ("cluster") of every reference. The bank holds
+    only settings: banks with equal settings compare equal, hash alike and give equal numbers on
+    every device, whatever the state of the global random generators. Noise is drawn from (seed,
+    source index, member's name), so a source's copies do not depend on the rest of the batch or of
+    the bank, and the noise of a longer clip begins with that of a shorter one. Since tensors carry
+    no names, the key is a source's index: reordering the sources changes the noise, and log PM of
+    single outputs moves by up to 26 (where it is some hundreds below 0). Keep the order of the
+    sources in everything that you compare.
 
-    References are expected mono and loudness-normalised (-23 LUFS): PS's absolute thresholds refer
-    to that. The copies are not normalised again; that is the caller's step.
+    References should be mono and loudness-normalised (-23 LUFS), the level that the absolute
+    thresholds for PS refer to. The copies are not normalised again; that is left to the caller.
 
     Args:
-        kind: ``"separation"`` is the PS column, 70 members; ``"match"`` the PM column, whose
-            parameters come from each reference: 63 members and up to 20 notches.
-        only: Families or members to choose; None takes all.
+        kind: ``"separation"`` for the PS column of the paper's table, 70 members; ``"match"`` for
+            the PM column, whose parameters come from each reference: 63 members and up to 20
+            notches.
+        only: Families or members to keep; None keeps all.
         without: Families or members to leave out, after `only`.
-        extra: Members of your own, appended; each is checked to keep shape and be finite.
-        seed: Of all noise.
-        size: Take only this many members, spread evenly over the families; None takes all. Smaller
-            is faster and needs less memory, but describes the cluster more coarsely.
+        extra: Your own members, appended; their copies are checked for shape and finite values.
+        seed: Seed of all noise.
+        size: Number of members to take, spread evenly over the families; None takes all. A smaller
+            bank is faster and needs less memory, but describes the cluster more coarsely.
 
     Attributes:
-        kind: As given.
-        seed: As given.
+        kind: The argument ``kind``.
+        seed: The argument ``seed``, as an int.
         members: The `Distortion` records, in order.
 
     Raises:
         ValueError: If `kind`, a family or a member is unknown, a name occurs twice, nothing is
             left, or `size` is not between 1 and the number of members.
-        TypeError: If `extra` holds something else than `Distortion`, or the seed is no integer.
+        TypeError: If `extra` holds anything but `Distortion`, or the seed is not an integer.
     """
 
     kind: str
@@ -76,15 +84,15 @@ class DistortionBank:
         self.seed = check_seed(seed)
         members = paper_members(kind)
         if only is not None:
-            members = selected(members, only, "only", kind)
-        left_out = selected(members, without, "without", kind)
+            members = select_members(members, only, "only", kind)
+        left_out = select_members(members, without, "without", kind)
         members = tuple(member for member in members if member not in left_out)
-        self.members = distinct(members + extras(extra), kind)
+        self.members = check_unique(members + check_extra(extra), kind)
         if size is not None:
-            self.members = spread(self.members, size, kind)
+            self.members = spread_evenly(self.members, size, kind)
 
     def subset(self, size: int) -> DistortionBank:
-        """The same bank with `size` of its members, spread evenly over the families.
+        """Copy of the bank with only `size` of its members, spread evenly over the families.
 
         Args:
             size: Between 1 and ``len(bank)``.
@@ -93,12 +101,12 @@ class DistortionBank:
             A new bank; random members keep their noise.
         """
         smaller = copy.copy(self)
-        smaller.members = spread(self.members, size, self.kind)
+        smaller.members = spread_evenly(self.members, size, self.kind)
         return smaller
 
     @property
     def families(self) -> dict[str, int]:
-        """Number of members of each family, in order."""
+        """Number of members in each family, in order."""
         return dict(Counter(member.family for member in self.members))
 
     def __len__(self) -> int:
@@ -123,8 +131,8 @@ class DistortionBank:
         Args:
             references: (..., S, T), float32 or float64, loudness-normalised.
             sample_rate: In Hz.
-            sources: Index of each of the S sources for their noise; None counts from 0. Pass the
-                original indices when `references` holds a selection of the sources.
+            sources: Indices of the S sources, which seed their noise; None counts from 0. Pass the
+                original indices if `references` holds a selection of the sources.
 
         Returns:
             `Distorted` with waveforms (..., S, P, T), mask (..., S, P) and the P names. No
@@ -152,19 +160,19 @@ class DistortionBank:
         *,
         pieces: bool = True,
     ) -> Measured:
-        """What the members must know of entire references before they are given segments of them.
+        """Measure what members need of entire references in order to distort segments of them.
 
         Args:
             references: (..., S, T), the entire signals.
             sample_rate: In Hz.
             sources: As in the call.
-            pieces: False: only what is needed to distort the entire signals.
+            pieces: If False, measure only what is needed to distort the entire signals.
 
         Returns:
             `Measured`, to be passed to `iterate` with any segment of these references.
 
         Raises:
-            ValueError: As the call, or if a member states no `Distortion.reach`.
+            ValueError: As the call, or if a member has no `Distortion.reach`.
             TypeError: As the call.
         """
         if pieces:
@@ -174,12 +182,12 @@ class DistortionBank:
             return measure_members(task, pieces=pieces)
 
     def reach(self, sample_rate: int) -> tuple[float, float]:
-        """Seconds before and after a sample on which its copies may depend, see `Distortion.reach`.
+        """Seconds before and after a sample that its copies may depend on, see `Distortion.reach`.
 
-        A segment must have as much on both sides of the part of its copies in use.
+        A segment must extend this far beyond both ends of the part of its copies that is used.
 
         Raises:
-            ValueError: If a member does not state it.
+            ValueError: If a member has none.
         """
         members = self.available(sample_rate)
         unknown = [member.name for member in members if member.reach is None]
@@ -223,8 +231,10 @@ class DistortionBank:
             references: As in the call, or a segment of them.
             sample_rate: In Hz.
             sources: As in the call.
-            chunk: Number of members at a time; more is no faster, and needs chunk · S · T numbers.
-            measured: What `measure` found on the entire references, for a segment of them.
+            chunk: Number of members at a time; a larger one is no faster, and takes chunk · S · T
+                numbers.
+            measured: Result of `measure` on the entire references, if `references` is a segment of
+                them.
             start: Position of a segment's first sample. Its copies are those of the entire signal
                 except within `reach` of an end at which it was cut.
 
@@ -277,7 +287,7 @@ class DistortionBank:
 
 
 def faded(references: Tensor, sample_rate: int, start: int, length: int) -> Tensor:
-    """A segment (..., T) of a signal of some length, faded where it was cut."""
+    """Segment (..., T) of a signal of `length` samples, faded where it was cut."""
     count = min(samples(FADE, sample_rate), references.shape[-1])
     index = torch.arange(1, count + 1, dtype=references.dtype, device=references.device)
     fade = 0.5 - 0.5 * torch.cos(torch.pi * index / (count + 1))

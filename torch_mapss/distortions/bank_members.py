@@ -1,4 +1,4 @@
-"""Which members a bank has: the columns of the paper's table, selected and extended."""
+"""Members of a bank: the columns of the paper's table, selected and extended."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ FAMILIES = (
     "clipping",
     "vibrato",
 )
-"""The paper's families, in the order of its table."""
+"""Families of the paper, in the order of its table."""
 
 KINDS = {"separation": "PS", "match": "PM"}
 """Measure of each kind of bank."""
 
 
 def bank_name(kind: str) -> str:
-    """The bank of a kind, for messages: a user of both must know which one is meant."""
+    """Name of a bank for messages, so that users of both kinds know which one is meant."""
     return f"the bank of {KINDS[kind]} ({kind!r})"
 
 
 def paper_members(kind: str) -> tuple[Distortion, ...]:
-    """The members of a column of the table, in the order of its rows."""
+    """Members in one column of the paper's table, in the order of its rows."""
     if kind not in KINDS:
         raise ValueError(
             f"kind must be one of {tuple(KINDS)}, got {kind!r}. PS is scored against the "
@@ -48,22 +48,23 @@ def paper_members(kind: str) -> tuple[Distortion, ...]:
     return tuple(member for family in FAMILIES for member in table[family])
 
 
-def selected(
+def select_members(
     members: tuple[Distortion, ...], chosen: Iterable[str], argument: str, kind: str
 ) -> tuple[Distortion, ...]:
-    """The members of which they, or their family, are among the chosen."""
+    """Members that are chosen by name or by family."""
     selection = {chosen} if isinstance(chosen, str) else set(chosen)
     families = dict.fromkeys(member.family for member in members)
     unknown = selection - set(families) - {member.name for member in members}
     if unknown:
         raise ValueError(
-            f"{argument} names {sorted(unknown)}, which are no families or members of "
+            f"{argument} names {sorted(unknown)}, which are not families or members of "
             f"{bank_name(kind)}. Families: {', '.join(families)}; members: DistortionBank.names()."
         )
     return tuple(member for member in members if {member.family, member.name} & selection)
 
 
-def extras(extra: Iterable[Distortion]) -> tuple[Distortion, ...]:
+def check_extra(extra: Iterable[Distortion]) -> tuple[Distortion, ...]:
+    """The members to append, as a tuple; TypeError for anything but `Distortion` records."""
     members = (extra,) if isinstance(extra, Distortion) else tuple(extra)
     for member in members:
         if not isinstance(member, Distortion):
@@ -74,8 +75,8 @@ def extras(extra: Iterable[Distortion]) -> tuple[Distortion, ...]:
     return members
 
 
-def distinct(members: tuple[Distortion, ...], kind: str) -> tuple[Distortion, ...]:
-    """The members, if there are any and no two share a name (they would share their noise)."""
+def check_unique(members: tuple[Distortion, ...], kind: str) -> tuple[Distortion, ...]:
+    """Check that there are members and that no two share a name (and so their noise)."""
     twice = [name for name, n in Counter(member.name for member in members).items() if n > 1]
     if twice:
         raise ValueError(
@@ -89,8 +90,8 @@ def distinct(members: tuple[Distortion, ...], kind: str) -> tuple[Distortion, ..
     return members
 
 
-def spread(members: tuple[Distortion, ...], size: int, kind: str) -> tuple[Distortion, ...]:
-    """`size` members, as evenly over the families, and within each, as counts allow."""
+def spread_evenly(members: tuple[Distortion, ...], size: int, kind: str) -> tuple[Distortion, ...]:
+    """Select `size` members, spread as evenly over and within the families as counts allow."""
     size = check_whole(size, "size")
     if not 1 <= size <= len(members):
         raise ValueError(
@@ -105,7 +106,7 @@ def spread(members: tuple[Distortion, ...], size: int, kind: str) -> tuple[Disto
 
 
 def _quotas(counts: dict[str, int], size: int) -> dict[str, int]:
-    """Distribute `size` members over families, one each a round; the last to every n-th."""
+    """Deal `size` members to the families in rounds, the last round to evenly spaced ones."""
     quota = dict.fromkeys(counts, 0)
     undealt = size
     while undealt:
@@ -118,11 +119,11 @@ def _quotas(counts: dict[str, int], size: int) -> dict[str, int]:
 
 
 def _members_taken(family: list[Distortion], quota: int) -> Sequence[int]:
-    """Which members of a family to take: the strongest peaks, else evenly spaced."""
+    """Indices of the members to take from a family: the strongest peaks, or evenly spaced."""
     peaks = any(isinstance(m, SpectralPeak) for d in family for m in d.measured.values())
     return range(quota) if peaks else evenly(len(family), quota)
 
 
 def evenly(count: int, quota: int) -> list[int]:
-    """`quota` of `count` indices, evenly spaced about the middle."""
+    """`quota` of `count` indices, evenly spaced around the middle."""
     return [(2 * i + 1) * count // (2 * quota) for i in range(quota)]

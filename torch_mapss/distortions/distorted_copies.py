@@ -1,4 +1,4 @@
-"""What the members measure on the references, and the copies they make of them."""
+"""Distorted copies of references, and the measurements on the references that they need."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _PAPER = {member.name: member.function for kind in KINDS for member in paper_mem
 
 @dataclass(frozen=True)
 class Draw:
-    """Standard normal numbers: from a length and a first position to (S, [p,] length).
+    """Function of a length and a first position that returns standard normal numbers.
 
-    Drawn in float32 and from integers, so that dtype and device change nothing.
+    Their shape is (S, [p,] length). They are drawn in float32 from integers, so that dtype and
+    device change nothing.
     """
 
     seeds: tuple[Any, ...]  # nested like the leading axes
@@ -42,7 +43,7 @@ def stable_seed(seed: int, source: int, name: str) -> int:
 
 @dataclass(frozen=True)
 class CopyTask:
-    """Members, and the references (or a segment of them) that they distort."""
+    """Members of a bank, and the references (or a segment of them) to distort."""
 
     members: tuple[Distortion, ...]
     references: Tensor  # (..., S, T)
@@ -52,21 +53,21 @@ class CopyTask:
     start: int  # position of the first sample in its signal
 
     def copies(self, members: slice, measured: Measured) -> Tensor:
-        """Copies (..., S, p, T) by some of the members; the reference where one does not exist."""
+        """Copies (..., S, p, T) by a slice of the members; the reference where one is absent."""
         copies = []
         for group in _groups(self.members[members], members.start):
             member = self.members[group[0]]
             made = self._made(group, measured)
-            if member.measured:  # which may be absent
+            if member.measured:  # a measured member may be absent
                 present = measured.mask[..., group.start : group.stop, None]
                 made = torch.where(present, made, self.references.unsqueeze(-2))
             if _PAPER.get(member.name) != member.function:
-                _check_finite(member.name, made)  # the paper's are, wherever the references are
+                _check_finite(member.name, made)  # the paper's members stay finite
             copies.append(made)
         return torch.cat(copies, -2)
 
     def context(self, group: range, values: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """What the members of a group must know of entire references, by name."""
+        """Results of `Distortion.context` for a group of members, by name."""
         member = self.members[group[0]]
         if member.context is None:
             return {}
@@ -79,7 +80,7 @@ class CopyTask:
         return {self.members[i].name: context for i, context in zip(group, contexts.unbind(axis))}
 
     def _made(self, group: range, measured: Measured) -> Tensor:
-        """(..., S, p, T), checked."""
+        """Copies (..., S, p, T) by one group of members, checked."""
         member = self.members[group[0]]
         arguments = self._arguments(group, [measured.values[index] for index in group])
         if member.context is not None and measured.context:
@@ -110,7 +111,7 @@ class CopyTask:
         return self.references.unsqueeze(-2) if member.batched else self.references
 
     def _arguments(self, group: range, values: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
-        """Everything a group's function is called with after the references."""
+        """Keyword arguments for the call that makes the copies of a group."""
         leader = self.members[group[0]]
         members = [self.members[index] for index in group]
         arguments: dict[str, Any] = dict(leader.parameters)
@@ -133,7 +134,7 @@ class CopyTask:
 
 
 def _groups(members: Sequence[Distortion], start: int) -> Iterator[range]:
-    """Indices of neighbours that differ in numbers alone: one call of their function makes them."""
+    """Yield runs of neighbours that differ only in numbers, so that one call makes their copies."""
     for _, group in itertools.groupby(members, _formula):
         stop = start + len(list(group))
         yield range(start, stop)
@@ -149,11 +150,11 @@ def _formula(member: Distortion) -> tuple[Any, ...]:
 
 
 def measure_members(task: CopyTask, pieces: bool = False) -> Measured:
-    """What every member measures on the references, and which of them exist.
+    """Measure what the members need of the references, and which members exist.
 
     Args:
-        task: With the entire references.
-        pieces: Also find what members must know before they are given segments.
+        task: Task with the entire references.
+        pieces: Also measure what members need for distorting segments.
     """
     features, members = ReferenceFeatures(task.references, task.sample_rate), task.members
     values = tuple({key: ask(features) for key, ask in m.measured.items()} for m in members)
@@ -166,7 +167,7 @@ def measure_members(task: CopyTask, pieces: bool = False) -> Measured:
 
 
 def _present(task: CopyTask, values: Sequence[dict[str, Tensor]]) -> Tensor:
-    """(..., S, P) which members exist."""
+    """(..., S, P) bool, members that exist."""
     masks: list[Tensor] = []
     for i, member in enumerate(task.members):
         present = torch.ones_like(task.references[..., 0], dtype=torch.bool)
@@ -181,7 +182,8 @@ def _present(task: CopyTask, values: Sequence[dict[str, Tensor]]) -> Tensor:
 
 
 def _check_finite(name: str, copy: Tensor) -> None:
-    # The sum is quick and sees every NaN and infinity; only if it is off, look at each value.
+    # The sum is quick and catches every NaN and infinity; only if it is not finite check each
+    # value.
     if not copy.sum().isfinite() and not copy.isfinite().all():
         raise ValueError(
             f"distortion {name!r} must return finite values, got NaN or infinity from "
@@ -190,11 +192,11 @@ def _check_finite(name: str, copy: Tensor) -> None:
 
 
 def check_references(references: Tensor) -> Tensor:
-    """The references, if a bank can distort them.
+    """Check that a bank can distort the references, and return them.
 
     Raises:
-        TypeError: They are no float32 or float64 tensor.
-        ValueError: They have no source or sample axis, are empty, or not finite.
+        TypeError: They are not a float32 or float64 tensor.
+        ValueError: They lack a source or sample axis, are empty, or are not finite.
     """
     if not isinstance(references, Tensor) or references.dtype not in (torch.float32, torch.float64):
         got = getattr(references, "dtype", type(references).__name__)

@@ -1,4 +1,4 @@
-"""The records of a distortion bank: one member, and what the bank returns."""
+"""Records of a distortion bank: a member, its measurements, and the bank's result."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from torch_mapss.distortions.reference_features import ReferenceFeatures
 
 @dataclass(frozen=True, eq=False)
 class Distortion:
-    """One member of a bank: a function of the waveform and the parameters it is called with.
+    """Member of a bank: a function of the waveform, and the parameters to call it with.
 
     The function is called as ``function(waveform, sample_rate, **parameters)`` with a waveform of
-    shape (..., T) and must return the same shape, finite. It must treat every row of the leading
-    axes by itself (normalise along the last axis only), or an item would score differently
-    alone and in a batch. Keep it at module level if the bank is to be pickled.
+    shape (..., T) and must return the same shape, finite. It must treat each row of the leading
+    axes separately (normalise along the last axis only), or an item would score differently alone
+    and in a batch. Define it at module level if the bank is to be pickled.
 
     Two members are equal if all their fields are, tensors and arrays by their values.
 
     Args:
-        name: Unique in its bank, by custom ``"family/setting"``.
-        family: The group it is dropped with and counted in.
+        name: Unique in its bank, conventionally ``"family/setting"``.
+        family: Its group, by which members can be selected or left out.
         function: ``(waveform (..., T), sample_rate, **parameters) -> (..., T)``.
-        parameters: Keyword arguments, the same for every reference.
-        measured: Keyword arguments taken from each reference: a callable from
-            `ReferenceFeatures` to a tensor (..., 1), see the module of that name. NaN means that
-            this reference has no such member, and its slot is masked.
-        distinct: The measured argument that tells members of a family apart: where it equals that
-            of an earlier member of the family, the two are one member and the later is masked.
-        random: The function also gets ``noise``, a callable from a length (and the position of the
-            first sample, default 0) to standard normal numbers (S, length), a function of the
-            bank's seed, the source index, the member's name and the position.
+        parameters: Keyword arguments that are the same for every reference.
+        measured: Keyword arguments measured on each reference, each a callable from
+            `ReferenceFeatures` to a tensor (..., 1). NaN means that this reference lacks the
+            member, and its slot is masked.
+        distinct: Name of the measured argument that tells members of a family apart: a member whose
+            value equals that of an earlier member of its family is masked as a duplicate.
+        random: The function also gets ``noise``, a callable that takes a length (and the position
+            of the first sample, default 0) and returns standard normal numbers (S, length). They
+            depend only on the bank's seed, the source index, the member's name and the position.
         lowest_rate: In Hz; at lower sample rates the member does not exist.
         batched: The function takes several members at once: ``waveform`` is then (..., S, 1, T),
-            floats in ``parameters`` are float64 CPU tensors (p, 1), ``measured`` arguments
-            (..., S, p, 1), ``noise`` gives (S, p, length), and it returns (..., S, p, T). Members
-            whose other parameters differ are called apart.
-        reach: Seconds of the signal before and after a sample on which the copy depends there,
-            apart from what is measured. None: not known; such a member needs the entire signal,
+            floats in ``parameters`` are float64 CPU tensors (p, 1), ``measured`` arguments (..., S,
+            p, 1), ``noise`` gives (S, p, length), and it returns (..., S, p, T). Members whose
+            other parameters differ are called separately.
+        reach: Seconds of the signal before and after a sample that the copy of this sample depends
+            on, apart from what is measured. None: unknown; such a member needs the entire signal,
             and long files cannot be distorted in segments.
-        timed: The function also gets ``start``, the position of the waveform's first sample in its
-            signal: 0 unless it is given a segment of it.
-        context: What the function must know of the entire signal when it is given a segment: called
-            with the entire waveform and everything else the function gets, it returns a tensor,
-            which the function then gets as ``context``.
+        timed: The function also gets ``start``, the position of the waveform's first sample in the
+            entire signal: 0 unless the waveform is a segment.
+        context: Function that measures what distorting a segment requires of the entire signal. It
+            is called with the entire waveform and the other arguments of `function`, and returns a
+            tensor, which `function` then gets as ``context``.
 
     Raises:
         TypeError: If `name` or `family` is not a non-empty string or `function` not callable.
@@ -94,7 +94,7 @@ class Distortion:
         return str(described)
 
     def __eq__(self, other: object) -> bool:
-        """Members of equal fields are equal."""
+        """Members with equal fields are equal."""
         if not isinstance(other, Distortion):
             return NotImplemented
         return self.function == other.function and self.description == other.description
@@ -123,13 +123,13 @@ def _described(value: Any) -> Any:
 
 
 class Measured(NamedTuple):
-    """What a bank measured on entire references, to distort segments of them alike.
+    """Measurements on entire references that let a bank distort their segments consistently.
 
     Args:
         mask: (..., S, P) bool, true where the member exists for this reference.
-        values: For each of the P members what it has measured, (..., S, 1) each.
-        context: For each member that needs it the result of `Distortion.context`, (..., S, ...).
-        length: T of the entire references.
+        values: Measured arguments of each of the P members by name, (..., S, 1) each.
+        context: Results of `Distortion.context` by member name, (..., S, ...).
+        length: Length T of the entire references.
     """
 
     mask: Tensor
@@ -138,7 +138,7 @@ class Measured(NamedTuple):
     length: int
 
     def of_sources(self, sources: slice) -> Measured:
-        """The same for some of the S sources."""
+        """Measurements of a slice of the S sources."""
         axis = self.mask.ndim - 2
 
         def pick(tensor: Tensor) -> Tensor:
@@ -152,10 +152,10 @@ class Measured(NamedTuple):
 
 
 class Distorted(NamedTuple):
-    """Distorted references.
+    """Distorted copies of references.
 
     Args:
-        waveforms: (..., S, P, T), not loudness-normalised. A masked slot holds the reference.
+        waveforms: (..., S, P, T), not loudness-normalised. Masked slots hold the reference.
         mask: (..., S, P) bool, true where the member exists for this reference.
         names: The P members, in the order of the P axis.
     """

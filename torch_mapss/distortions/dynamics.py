@@ -1,4 +1,4 @@
-"""Changes of level: tremolo, gate, clipping."""
+"""Distortions of the level: tremolo, gate, clipping."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tremolo(
         waveform: (..., T).
         sample_rate: In Hz.
         rate: In Hz; a number or, like `depth`, (..., 1) on the CPU.
-        depth: 0 leaves the waveform alone, 1 swings down to silence.
+        depth: 0 leaves the waveform unchanged, 1 swings down to silence.
         start: Position of the first sample in its signal.
 
     Returns:
@@ -69,9 +69,10 @@ CLIPPING: dict[str, Any] = {"batched": True, "reach": (0.0, 0.0)}
 
 
 def centred_mean(flags: Tensor, window: int, waveform: Tensor) -> Tensor:
-    """Share of true flags within ±window/2, of those inside the signal: (..., T) -> (..., T).
+    """Share of true flags within ±window/2 (inside the signal), (..., T) -> (..., T).
 
-    By differences of whole-number running sums, hence exact: no rounding opens a closed gate.
+    Computed from differences of integer running sums, hence exact: rounding cannot open a closed
+    gate.
     """
     count, half = flags.shape[-1], window // 2
     running = flags.cumsum(-1)
@@ -88,7 +89,7 @@ def clip(waveform: Tensor, sample_rate: int, *, threshold: float | Tensor) -> Te
 
     Args:
         waveform: (..., T).
-        sample_rate: In Hz; of no influence.
+        sample_rate: In Hz; unused.
         threshold: Amplitude, a number or (..., 1).
 
     Returns:
@@ -99,13 +100,13 @@ def clip(waveform: Tensor, sample_rate: int, *, threshold: float | Tensor) -> Te
 
 
 def tremolo_at(rate: int, depth: float) -> Distortion:
-    """A rate-depth pair."""
+    """Tremolo with a rate in Hz and a depth."""
     parameters = {"rate": float(rate), "depth": depth}
     return Distortion(f"tremolo/{rate}Hz", "tremolo", tremolo, parameters, **BEATING)
 
 
 def absolute(family: str, threshold: float) -> Distortion:
-    """PS: a gate or clipping at a threshold."""
+    """Member for PS: gate or clipping at an absolute threshold."""
     function, settings = THRESHOLDS[family]
     return Distortion(
         f"{family}/{threshold:g}", family, function, {"threshold": threshold}, **settings
@@ -113,7 +114,7 @@ def absolute(family: str, threshold: float) -> Distortion:
 
 
 def scaled(family: str, factor: float) -> Distortion:
-    """PM: threshold in units of A_95."""
+    """Member for PM: gate or clipping at a multiple of A_95."""
     function, settings = THRESHOLDS[family]
     measured = {"threshold": Scaled("a95", factor)}
     return Distortion(f"{family}/{factor:g}xA95", family, function, {}, measured, **settings)

@@ -1,4 +1,4 @@
-"""Copies of the past: comb, reverb, echo."""
+"""Distortions that add delayed copies: comb, reverb, echo."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch_mapss.distortions.distortion import Distortion
 from torch_mapss.distortions.signal import convolve, samples
 
 FORGOTTEN = 1e-7
-"""Amplitude at which the past of a feedback comb counts as forgotten: the rounding of float32."""
+"""Relative amplitude, about float32 rounding, below which the past of a feedback comb is
+neglected."""
 
 
 def add_delayed(waveform: Tensor, delay: int, gain: float) -> Tensor:
@@ -26,10 +27,10 @@ def add_delayed(waveform: Tensor, delay: int, gain: float) -> Tensor:
 def comb(waveform: Tensor, sample_rate: int, *, delay: float, gain: float) -> Tensor:
     """Feedback comb y[n] = x[n] + gain y[n - D], D = delay f_s rounded, with peaks at k / delay.
 
-    With u = gain z^-D the filter is 1 / (1 - u), and because
-        (1 - u) (1 + u) (1 + u²) (1 + u⁴) … (1 + u^(2^(n-1))) = 1 - u^(2^n),
-    n sweeps of x + gain^(2^i) (x delayed by 2^i D) equal it up to a term delayed by 2^n D. Once
-    that exceeds the length the result is the recursion's own: log2(T / D) sweeps, no recursion.
+    With u = gain z^-D the filter is 1 / (1 - u), and because (1 - u) (1 + u) (1 + u²) (1 + u⁴) … (1
+        + u^(2^(n-1))) = 1 - u^(2^n), n sweeps of x + gain^(2^i) (x delayed by 2^i D) equal it up to
+        a term delayed by 2^n D. Once that exceeds the length, the result is that of the recursion,
+        from log2(T / D) sweeps without one.
 
     Args:
         waveform: (..., T).
@@ -71,19 +72,20 @@ def reverberate(
     gain: float | Tensor,
     noise: Callable[[int], Tensor],
 ) -> Tensor:
-    """Direct sound plus the first part of an exponentially decaying noise tail.
+    """Add reverb: the direct sound plus the beginning of an exponentially decaying noise tail.
 
     The impulse response is 1 at 0, then for 0 < t <= length white noise times exp(-decay t), then
-    nothing. The tail is scaled so that, were it not cut at `length`, it would carry gain² times
-    the energy of the direct sound: its strength is the same at every sample rate and draw.
+    nothing. The tail is scaled so that, were it not cut at `length`, it would carry gain² times the
+    energy of the direct sound: its strength is the same for every sample rate and draw.
 
     Args:
         waveform: (..., S, T).
         sample_rate: In Hz.
-        length: Of the tail, in seconds; a number or, like the next two, (..., 1) on the CPU.
-        decay: Rate of the amplitude in 1/s: ln(1000)/RT60, as 60 dB are a factor of 1000.
-        gain: Amplitude of the entire tail against the direct sound.
-        noise: From a length to standard normal numbers (S, length), or (S, p, length).
+        length: Length of the tail in seconds; a number or, like the next two, (..., 1) on the CPU.
+        decay: Decay rate of the amplitude in 1/s: ln(1000)/RT60, as 60 dB are a factor of 1000.
+        gain: Amplitude of the uncut tail relative to the direct sound.
+        noise: Function of a length that returns standard normal numbers (S, length) or (S, p,
+            length).
 
     Returns:
         (..., S, T).
@@ -116,7 +118,7 @@ def echo_at(milliseconds: int, gain: float) -> Distortion:
 
 
 def tail_of(milliseconds: int, decay: float, gain: float) -> Distortion:
-    """A reverb of this length: `decay` in 1/s and `gain` as for `reverberate`."""
+    """Reverb of a given length; `decay` in 1/s and `gain` as in `reverberate`."""
     name, length = f"reverb/{milliseconds}ms", milliseconds / 1000
     parameters, reach = {"length": length, "decay": decay, "gain": gain}, (length, 0.0)
     return Distortion(

@@ -1,7 +1,7 @@
 """Filters: notch, lowpass, highpass.
 
-All three multiply the spectrum of the entire waveform with a real response, so they act without
-delay and exactly at the frequencies they name.
+All three multiply the spectrum of the entire waveform by a real response, so they act without delay
+and exactly at their nominal frequencies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch_mapss.distortions.reference_features import NOTCHES, Cutoff, EnergyQu
 from torch_mapss.distortions.signal import apply_response, cast_like
 
 NOTCH_EDGE = 20.0
-"""Hz from 0 to full gain on each side of a notch: it shortens the ringing to some 50 ms."""
+"""Hz over which the gain rises from 0 to 1 on each side of a notch; shortens the ringing to some 50
+ms."""
 
 BUTTERWORTH_ORDER = 8
 """48 dB per octave: content beyond the cut-off is gone, while the ringing (amplitude 1/e after
@@ -24,8 +25,8 @@ BUTTERWORTH_ORDER = 8
 
 
 NOTCHING: dict[str, Any] = {"batched": True, "reach": (1.5, 1.5)}
-"""Beyond 1.5 s the ringing of a notch's edges (where its gain has kinks in the slope: it falls as
-1/t³) adds up to less than 1e-4 of a tone right on an edge, and to 1e-6 of anything else."""
+"""Beyond 1.5 s the ringing of a notch's edges (kinks in the slope of its gain, so that it falls as
+1/t³) adds up to less than 1e-4 of a tone right at an edge, and to 1e-6 of any other signal."""
 
 CUTTING: dict[str, Any] = {"batched": True, "reach": (0.5, 0.5)}
 
@@ -33,11 +34,10 @@ CUTTING: dict[str, Any] = {"batched": True, "reach": (0.5, 0.5)}
 def notch(
     waveform: Tensor, sample_rate: int, *, frequency: float | Tensor, half_width: float | Tensor
 ) -> Tensor:
-    """Remove the band frequency ± half_width, wholly.
+    """Remove the band frequency ± half_width completely.
 
     The gain is 0 in the band and rises to 1 within 20 Hz outside it, along 3u² - 2u³. A band that
-    reaches over 0 Hz or f_s/2 cuts what exists of it: 8000 ± 50 Hz at 16 kHz takes away the
-    top 50 Hz.
+    extends beyond 0 Hz or f_s/2 is truncated there: 8000 ± 50 Hz at 16 kHz removes the top 50 Hz.
 
     Args:
         waveform: (..., T).
@@ -89,8 +89,8 @@ def highpass(waveform: Tensor, sample_rate: int, *, cutoff: float | Tensor) -> T
     """
 
     def response(hertz: Tensor) -> Tensor:
-        # 1/sqrt(1 + (cutoff/f)^2n) without the division by f = 0; beyond f = 10 cut-offs the
-        # ratio is held (gain 1 to rounding), or its power would overflow float32.
+        # 1/sqrt(1 + (cutoff/f)^2n) without the division by f = 0; beyond f = 10 cut-offs the ratio
+        # is clamped (gain 1 up to rounding), or its power would overflow float32.
         power = (hertz / cutoff).clamp(max=10) ** (2 * BUTTERWORTH_ORDER)
         return (power / (1 + power)).sqrt()
 
@@ -98,7 +98,7 @@ def highpass(waveform: Tensor, sample_rate: int, *, cutoff: float | Tensor) -> T
 
 
 def notch_at(hertz: int) -> Distortion:
-    """PS: ±50 Hz about a fixed frequency."""
+    """Member for PS: notch of ±50 Hz around a fixed frequency."""
     parameters = {"frequency": float(hertz), "half_width": 50.0}
     return Distortion(
         f"notch/{hertz}Hz", "notch", notch, parameters, lowest_rate=2 * hertz, **NOTCHING
@@ -106,7 +106,7 @@ def notch_at(hertz: int) -> Distortion:
 
 
 def notch_peak(rank: int) -> Distortion:
-    """PM: ±60 Hz about a spectral peak of the reference."""
+    """Member for PM: notch of ±60 Hz around a spectral peak of the reference."""
     measured = {"frequency": SpectralPeak(rank)}
     name = f"notch/peak{rank + 1:02d}"
     return Distortion(name, "notch", notch, {"half_width": 60.0}, measured, "frequency", **NOTCHING)
@@ -115,18 +115,18 @@ def notch_peak(rank: int) -> Distortion:
 def cutting(
     function: Callable[..., Tensor], label: str, cutoff: Cutoff | EnergyQuantile
 ) -> Distortion:
-    """A lowpass or highpass: PS at a fixed cut-off, PM at a quantile of the energy."""
+    """Lowpass or highpass, at a fixed cut-off (PS) or at a quantile of the energy (PM)."""
     family, measured = function.__name__, {"cutoff": cutoff}
     return Distortion(f"{family}/{label}", family, function, {}, measured, "cutoff", **CUTTING)
 
 
 def fixed(function: Callable[..., Tensor], *hertz: int) -> tuple[Distortion, ...]:
-    """PS: cut-offs within 0.45 f_s."""
+    """Members for PS: filters at fixed cut-offs, limited to 0.45 f_s."""
     return tuple(cutting(function, f"{cutoff}Hz", Cutoff(cutoff)) for cutoff in hertz)
 
 
 def quantiles(function: Callable[..., Tensor], *percents: int) -> tuple[Distortion, ...]:
-    """PM: below the cut-off lies this share of the reference's energy."""
+    """Members for PM: filters whose cut-off has a given share of the energy below it."""
     return tuple(cutting(function, f"q{p}", EnergyQuantile(p / 100)) for p in percents)
 
 

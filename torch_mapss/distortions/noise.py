@@ -1,9 +1,10 @@
-"""Standard normal numbers by position: Philox4x32-10 in integer arithmetic, then Box-Muller.
+"""Standard normal numbers, by position: Philox4x32-10 in integer arithmetic, then Box-Muller.
 
-A generator with a state gives other numbers on a GPU than on a CPU, and the sample at second 90
-only after all before it. A counter-based one (Salmon et al., *Parallel random numbers: as easy as
-1, 2, 3*, 2011) is a function: ten rounds of multiplication scramble (key, position), so any segment
-of a noise can be made anywhere, alone, and is the same up to rounding of log and cosine.
+A generator with a state gives different numbers on a GPU and on a CPU, and reaches the sample at
+second 90 only after all samples before it. A counter-based generator (Salmon et al., *Parallel
+random numbers: as easy as 1, 2, 3*, 2011) is a function: ten rounds of multiplication scramble
+(key, position), so that any segment of a noise can be computed by itself on any device, with the
+same result up to the rounding of logarithm and cosine.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)  # of words 0 and 2
 WEYL = (0x9E3779B9, 0xBB67AE85)  # added to the key after every round
 WORD = 0xFFFFFFFF
-BLOCKS = 2**16  # counters scrambled at a time: on a CPU their words should stay in its cache
+BLOCKS = 2**16  # counters scrambled at a time, so that their words stay in a CPU's cache
 
 
 def scramble(counter: Sequence[Tensor], key: Sequence[Tensor]) -> list[Tensor]:
@@ -26,7 +27,7 @@ def scramble(counter: Sequence[Tensor], key: Sequence[Tensor]) -> list[Tensor]:
 
     Args:
         counter: Four int64 tensors of words in [0, 2^32), broadcastable.
-        key: Two of them.
+        key: Two tensors of the same kind.
 
     Returns:
         Four int64 tensors of random words in [0, 2^32).
@@ -49,15 +50,15 @@ def scramble(counter: Sequence[Tensor], key: Sequence[Tensor]) -> list[Tensor]:
 
 
 def normals(seeds: Tensor, start: int, length: int) -> Tensor:
-    """Standard normal numbers at the positions start, start + 1, … of every seed's sequence.
+    """Standard normal numbers at positions start, start + 1, … of each seed's sequence.
 
     Args:
         seeds: (...) int64, not negative, one sequence each.
         start: First position, at least 0.
-        length: How many.
+        length: Number of positions.
 
     Returns:
-        (..., length) float32 on the device of `seeds`; of 24 bits each, so that |x| < 5.9.
+        (..., length) float32 on the device of `seeds`, from 24 bits each, so that |x| < 5.9.
     """
     first_block, end_block = start // 4, -(-(start + length) // 4)
     key = (seeds & WORD).unsqueeze(-1), (seeds >> 32).unsqueeze(-1)
@@ -83,12 +84,12 @@ def normals(seeds: Tensor, start: int, length: int) -> Tensor:
 
 
 def box_muller(radius_word: Tensor, angle_word: Tensor) -> tuple[Tensor, Tensor]:
-    """Two independent standard normal numbers (float32) of two random words."""
+    """Two independent standard normal numbers (float32) from two random words."""
     radius = _uniform(radius_word).log_().mul_(-2).sqrt_()
     angle = _uniform(angle_word).mul_(2 * math.pi)
     return radius * angle.cos(), angle.sin_().mul_(radius)
 
 
 def _uniform(words: Tensor) -> Tensor:
-    """In (0, 1]: the upper 24 bits, all that a float32 holds, and a half for the logarithm."""
+    """Map words to (0, 1]: the upper 24 bits (a float32's precision) plus ½, for the logarithm."""
     return (words >> 8).to(torch.float32).add_(0.5).mul_(2.0**-24)

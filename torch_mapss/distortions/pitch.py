@@ -1,4 +1,4 @@
-"""Changes of pitch that keep length and time: pitch, vibrato."""
+"""Distortions of the pitch that keep the timing: pitch shift, vibrato."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from torch_mapss.distortions.reference_features import VibratoDepth
 from torch_mapss.distortions.signal import cast_like, clock, fast_length
 
 LARGEST_SHIFT = 36.0
-"""Semitones: beyond three octaves no fraction with small terms is near enough."""
+"""Semitones; beyond three octaves no fraction with small terms is close enough to the ratio."""
 
 ONSET = 2.5
-"""A frame with this many times the energy of the frame one hop earlier holds an onset. A click
-gives 4 when it sits in the middle of the frame and 1 when it is half a hop past it."""
+"""Factor in energy over the frame one hop earlier that marks an onset. A click gives 4 in the
+middle of the frame, and 1 half a hop past it."""
 
 TURN = 2**32
-PIECE = 2**18  # samples at a time where only the phases at the anchors are wanted
+PIECE = 2**18  # samples processed at a time where only the phases at the anchors are needed
 
 OVERSAMPLING = 4
 MARGIN = 16  # samples of silence on each side of a warped waveform
-EDGE = 100.0  # Hz over which a band that is cut falls off
+EDGE = 100.0  # Hz over which a truncated band falls off
 WRAP = 512  # samples of silence after a waveform whose spectrum is cut or extended
 
 
@@ -38,22 +38,23 @@ def shift_pitch(
     start: int = 0,
     context: Tensor | None = None,
 ) -> Tensor:
-    """Move all frequencies by semitones, keeping length and time.
+    """Shift all frequencies by a number of semitones, keeping the timing.
 
     A phase vocoder stretches time by r = 2^(semitones/12), then resampling by r undoes the stretch
-    and moves the pitch. r is a fraction of small whole numbers, within 0.2 cents, so
-    that the resampling is one Fourier transform to each side.
+    and moves the pitch. r is rounded, within 0.2 cents, to a fraction of small whole numbers, so
+    that resampling takes one Fourier transform in each direction.
 
     Args:
         waveform: (..., T).
         sample_rate: In Hz.
-        semitones: Up if positive, at most 36 to either side.
+        semitones: Up if positive, at most 36 either way.
         start: Position of the first sample in its signal.
-        context: Phases of the entire signal's frames, see `vocoder_phases`. A segment that starts
-            later than its signal needs them; it is silent up to its first frame with a phase.
+        context: Phases of the entire signal's frames, see `vocoder_phases`. Required for a segment
+            that does not start with its signal; its copy is silent up to the first frame with a
+            phase.
 
     Returns:
-        (..., T); content moved above f_s/2 is gone.
+        (..., T); content shifted above f_s/2 is lost.
 
     Raises:
         ValueError: If the shift exceeds 36 semitones, or a later segment comes without `context`.
@@ -69,19 +70,19 @@ def shift_pitch(
             f"phases of later frames depend on the earlier ones."
         )
     step = anchor(ratio, window)
-    index = -(-(start + lead(window)) // step)  # of the first frame whose phase and past exist
+    index = -(-(start + lead(window)) // step)  # first frame with a known phase and a full past
     skipped = index * step - start
     if skipped >= length:
         return torch.zeros_like(waveform)
     stretched = stretch(waveform, ratio, window, skipped, context[..., index, :])
     position = torch.arange(window, dtype=torch.float32, device=waveform.device)
     fade = 0.5 - 0.5 * torch.cos(torch.pi * position / window)
-    stretched[..., :window] *= fade.to(waveform)  # a step there would ring into what is used
+    stretched[..., :window] *= fade.to(waveform)  # a step would ring into the part that is used
     return pad(fourier_resample(stretched, sample_rate, ratio, length - skipped), (skipped, 0))
 
 
 def vocoder(semitones: float, sample_rate: int) -> tuple[Fraction, int]:
-    """The stretch, and the length of the frames in samples."""
+    """Stretch ratio, and frame length in samples."""
     if not abs(semitones) <= LARGEST_SHIFT:
         raise ValueError(
             f"semitones must lie within ±{LARGEST_SHIFT:g}, got {semitones}. Pitch shifts count "
@@ -97,7 +98,7 @@ def anchor(ratio: Fraction, window: int) -> int:
 
 
 def lead(window: int) -> int:
-    """Samples that a frame sees before its centre, counting the frame one hop earlier."""
+    """Samples before a frame's centre that it depends on, with the frame one hop earlier."""
     return window // 2 + window // 4
 
 
@@ -106,7 +107,7 @@ def vocoder_phases(waveform: Tensor, sample_rate: int, *, semitones: float) -> T
 
     Args:
         waveform: (..., T), the entire signal.
-        sample_rate, semitones: As for `shift_pitch`.
+        sample_rate, semitones: As in `shift_pitch`.
 
     Returns:
         (..., anchors, window // 2 + 1) complex, of modulus 1.
@@ -137,14 +138,14 @@ def stretch(
 ) -> Tensor:
     """Phase vocoder: time runs `ratio` times as long, frequencies stay.
 
-    Output frame m, centred at m·hop, has the magnitudes of the input frame X_m centred at
-    t_m = m·hop/ratio. Its phase goes on from frame m-1 by what the input's phase gains within one
+    Output frame m, centred at m·hop, has the magnitudes of the input frame X_m centred at t_m =
+    m·hop/ratio. Its phase goes on from frame m-1 by what the input's phase gains within one
     *output* hop, arg X(t_m) - arg X(t_m - hop): two transforms per frame in place of one, but no
     unwrapping, so the frequency of a steady sine stays exact. Phases are thus a running sum,
-    restarted at onsets, lest a click be spread by the history of its bins:
-        θ_m = arg X_l - ω (ratio - 1) c_l + Σ_{l<i<=m} gain_i,   l the last onset up to m.
-    An onset c_l samples after its frame's centre must come out ratio·c_l after it: the linear
-    phase moves it by the difference. c_l is taken as the centre of the frame's energy.
+    restarted at onsets so that a click is not smeared by the phases accumulated before it: θ_m =
+    arg X_l - ω (ratio - 1) c_l + Σ_{l<i<=m} gain_i,   l the last onset up to m. An onset c_l
+    samples after its frame's centre must come out ratio·c_l after it: the linear phase moves it by
+    the difference. c_l is taken as the centre of the frame's energy.
 
     Args:
         waveform: (..., T).
@@ -173,8 +174,8 @@ def vocoder_frames(
         first_phase: (..., K) phase of the first frame; None: the signal starts there.
     """
     window = current.shape[-1]
-    # The first frame with sound is always one: content right of its centre weighs at least 4
-    # times what it does one hop earlier, so no sum starts from an arbitrary phase.
+    # The first frame with sound is always an onset: content right of its centre weighs at least 4
+    # times what it does one hop earlier. So no sum starts from an arbitrary phase.
     onset = current.square().sum(-1) > ONSET * previous.square().sum(-1)
     spectrum = torch.fft.rfft(current)
     size = magnitude(spectrum)
@@ -199,14 +200,14 @@ def vocoder_frames(
 def running_turns(gain: Tensor) -> Tensor:
     """Running sum of phases in 2^-32 of a turn, (..., F, K) int64.
 
-    Whole numbers, because a sum of 10^5 phases has no digits left for the phase in float32, and
-    because it may then start anywhere: the difference of two sums is exact.
+    Integers, because a float32 sum of 10^5 phases has no digits left for the phase, and because the
+    difference of two integer sums is exact, so that the sum may start anywhere.
     """
     return (gain * (TURN / (2 * torch.pi))).round().to(torch.int64).cumsum(-2)
 
 
 def energy_centre(frames: Tensor) -> Tensor:
-    """Centre of energy, in samples after the middle: (..., N) -> (..., 1); 0 for silence."""
+    """Centre of energy in samples after the frame's middle, (..., N) -> (..., 1); 0 for silence."""
     sample_index = torch.arange(frames.shape[-1], dtype=frames.dtype, device=frames.device)
     power = frames.square()
     total = power.sum(-1, keepdim=True)
@@ -215,18 +216,18 @@ def energy_centre(frames: Tensor) -> Tensor:
 
 
 def moving(earlier: Tensor, window: int) -> Tensor:
-    """Phases that move a frame's content to earlier samples: (..., 1) -> (..., window // 2 + 1)."""
+    """Phases that shift a frame to earlier samples, (..., 1) -> (..., window // 2 + 1)."""
     bins = torch.arange(window // 2 + 1, dtype=earlier.dtype, device=earlier.device)
     return earlier * bins * (2 * torch.pi / window)
 
 
 def angle(values: Tensor) -> Tensor:
-    """Phase; three times as fast as `torch.angle` on a CPU, which does not vectorise."""
+    """Phase; three times as fast as `torch.angle`, which is not vectorised on a CPU."""
     return torch.atan2(values.imag.contiguous(), values.real.contiguous())
 
 
 def magnitude(values: Tensor) -> Tensor:
-    """Modulus; faster than `torch.abs` on a CPU, safe for audio's range."""
+    """Modulus; faster than `torch.abs` on a CPU, and safe for the range of audio."""
     return (values.real.square() + values.imag.square()).sqrt()
 
 
@@ -236,7 +237,7 @@ def analysis_frames(
     """Windowed frames centred at t_m = skipped + m·hop/ratio and at t_m - hop.
 
     Returns:
-        (..., count, window) each. What lies outside the waveform is silent.
+        (..., count, window) each. Samples outside the waveform count as silence.
     """
     hop = window // 4
     centres = torch.arange(count, device=waveform.device) * (hop * ratio.denominator)
@@ -261,7 +262,7 @@ def overlap_add(frames: Tensor) -> Tensor:
     total = add_quarters(frames * hann)
     weight = add_quarters(hann.square().expand(count, window))
     half = window // 2
-    return total[..., half:] / weight[half:].clamp(min=0.1)  # below only in the last half frame
+    return total[..., half:] / weight[half:].clamp(min=0.1)  # smaller only in the last half frame
 
 
 def add_quarters(frames: Tensor) -> Tensor:
@@ -277,7 +278,7 @@ def add_quarters(frames: Tensor) -> Tensor:
 def band_edge(bins: int, length: int, sample_rate: int, waveform: Tensor) -> Tensor:
     """Gains of the first bins of a spectrum, (bins,), falling from 1 to 0 over the last 100 Hz.
 
-    A band cut off at once rings for ever: what lies at its edge would be heard minutes away.
+    An abrupt edge would ring for minutes.
     """
     left = torch.arange(bins - 1, -1, -1, device=waveform.device, dtype=waveform.dtype)
     return 0.5 - 0.5 * torch.cos(torch.pi * (left * (sample_rate / length / EDGE)).clamp(max=1))
@@ -286,8 +287,8 @@ def band_edge(bins: int, length: int, sample_rate: int, waveform: Tensor) -> Ten
 def fourier_resample(waveform: Tensor, sample_rate: int, ratio: Fraction, length: int) -> Tensor:
     """Band-limited y[n] = x(ratio · n) for n < length.
 
-    x is zero-padded to k·p samples and its spectrum cut or extended to that of k·q samples, with
-    p/q = ratio: the same time span at q/p of the rate.
+    x is zero-padded to k·p samples, and its spectrum is cut or extended to that of k·q samples,
+    with p/q = ratio: the same time span at q/p times the rate.
     """
     p, q = ratio.numerator, ratio.denominator
     k = fast_length(-(-(waveform.shape[-1] + WRAP) // p))
@@ -357,7 +358,7 @@ def oversample(waveform: Tensor, sample_rate: int) -> Tensor:
 
 
 def lagrange(fraction: Tensor) -> list[Tensor]:
-    """Weights of the points at -2 … 3 for a place in [0, 1): Π_{j≠i} (u - j) / (i - j)."""
+    """Weights of the points -2 … 3 for interpolation at u in [0, 1): Π_{j≠i} (u - j) / (i - j)."""
     nodes = range(-2, 4)
     distances = [fraction - j for j in nodes]
     weights = []
@@ -370,16 +371,17 @@ def lagrange(fraction: Tensor) -> list[Tensor]:
 
 
 REACH = 0.3
-"""Seconds within which the ringing of a faded edge, resampled, falls below the rounding."""
+"""Seconds within which the ringing of a faded and resampled edge falls below rounding."""
 
 WARPING: dict[str, Any] = {"batched": True, "timed": True, "reach": (REACH, REACH)}
 
 
 def pitch_at(semitones: int) -> Distortion:
-    """A shift in semitones."""
+    """Pitch shift by a number of semitones."""
     parameters = {"semitones": float(semitones)}
     ratio, _ = vocoder(semitones, 16000)
-    # Up to the next anchor, frames of 64 ms and more at some rates, and the ringing of resampling.
+    # Covers the way to the next anchor, frames of 64 ms (more at some rates), and resampling's
+    # ringing.
     reach = (0.0175 * ratio.denominator + REACH, REACH)
     return Distortion(
         f"pitch/{semitones:+d}st",
@@ -393,13 +395,13 @@ def pitch_at(semitones: int) -> Distortion:
 
 
 def vibrato_at(rate: int, depth: float) -> Distortion:
-    """PS: a rate-depth pair."""
+    """Member for PS: vibrato with a rate in Hz and a fixed depth."""
     parameters = {"rate": float(rate), "depth": depth}
     return Distortion(f"vibrato/{rate}Hz", "vibrato", vibrato, parameters, **WARPING)
 
 
 def scaled_vibrato(rate: int, factor: float) -> Distortion:
-    """PM: depth from the reference's crest."""
+    """Member for PM: vibrato whose depth follows from the reference's steadiness."""
     measured = {"depth": VibratoDepth(factor)}
     parameters = {"rate": float(rate)}
     return Distortion(f"vibrato/{rate}Hz", "vibrato", vibrato, parameters, measured, **WARPING)

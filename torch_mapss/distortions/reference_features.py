@@ -1,7 +1,7 @@
-"""What members measure on a reference: amplitudes, spectral peaks, energy quantiles.
+"""Features that members measure on a reference: amplitudes, spectral peaks, energy quantiles.
 
 `ReferenceFeatures` computes each quantity once per reference, when a member first asks for it. The
-small records below it are the quantities members ask for: plain data, so that a bank can be
+small records below it are the requests for such quantities, as plain data, so that a bank can be
 compared, hashed and pickled.
 """
 
@@ -24,12 +24,12 @@ PEAK_SPACING = 300.0  # Hz between two notches, at least
 LOWEST_CUTOFF = 100.0
 CUTOFF_STEP = 100.0
 
-STEADINESS_FRAME = 0.02  # seconds over which A_RMS / A_peak is taken
-ACTIVE = 0.1  # share of the entire signal's A_RMS above which such a frame counts
-ROWS = 2**23  # samples whose spectra are taken at a time
+STEADINESS_FRAME = 0.02  # seconds; frame over which A_RMS / A_peak is measured
+ACTIVE = 0.1  # share of the entire signal's A_RMS above which a frame counts
+ROWS = 2**23  # samples whose spectra are computed at a time
 
 PEAK_FLOOR = 1e-8
-"""Peaks more than 80 dB below the strongest don't count: 300 Hz from a sine the side lobes of the
+"""Peaks more than 80 dB below the strongest do not count: 300 Hz from a sine the side lobes of the
 64 ms Hann window have fallen to -84 dB, and a notch there would change nothing."""
 
 
@@ -54,8 +54,8 @@ class ReferenceFeatures:
     def steadiness(self) -> Tensor:
         """Median of A_RMS / A_peak over frames of 20 ms that are louder than a tenth of A_RMS.
 
-        Over an entire file the ratio is that of its pauses and accents: 0.1 to 0.25 for speech,
-        whatever its sounds are like. Frame by frame it is 0.3 to 0.6. (..., 1); 0 for silence.
+        Over an entire file the ratio reflects pauses and accents: 0.1 to 0.25 for any speech. Frame
+        by frame it reflects the sounds: 0.3 to 0.6. (..., 1); 0 for silence.
         """
         length = min(round(STEADINESS_FRAME * self.sample_rate), self.waveform.shape[-1])
         frames = self.waveform.unfold(-1, length, length)
@@ -75,9 +75,9 @@ class ReferenceFeatures:
     def peaks(self) -> Tensor:
         """Up to 20 local maxima of the long-term spectrum, at least 300 Hz apart.
 
-        The strongest is taken, its neighbourhood struck out, and so on: each of the 20 rounds is
-        one `argmax` for the whole batch. Resolution: 64 ms windows, 16 Hz. (..., 20), in Hz,
-        strongest first; NaN beyond the last peak.
+        The strongest is taken and its neighbourhood removed, 20 times; each round is one `max` over
+        the whole batch. Windows of 64 ms give a resolution of 16 Hz. (..., 20) in Hz, strongest
+        first; NaN beyond the last peak.
         """
         window = fast_length(round(0.064 * self.sample_rate))
         power = welch_spectrum(self.waveform, window)
@@ -135,20 +135,20 @@ def welch_spectrum(waveform: Tensor, window: int) -> Tensor:
 
 def _cumulative_energy(waveform: Tensor) -> Tensor:
     power = wide(torch.fft.rfft(waveform, n=fast_length(waveform.shape[-1])).abs().square())
-    power[..., 1:-1] *= 2  # bins between 0 and f_s / 2 stand for their negative twins as well
+    power[..., 1:-1] *= 2  # bins between 0 and f_s / 2 also stand for negative frequencies
     running = power.cumsum(-1)
     total = running[..., -1:]
     return torch.where(total > 0, running / total.where(total > 0, 1), 1)
 
 
 def limited_cutoff(hertz: Tensor, sample_rate: int) -> Tensor:
-    """Cut-off limited to 100 Hz and 0.45 f_s."""
+    """Cut-off, limited to between 100 Hz and 0.45 f_s."""
     return hertz.clamp(LOWEST_CUTOFF, HIGHEST * sample_rate)
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """A factor times an amplitude of the reference: ``rms`` or ``a95``."""
+    """Multiple of an amplitude of the reference, ``rms`` or ``a95``."""
 
     feature: str
     factor: float
@@ -160,7 +160,7 @@ class Scaled:
 
 @dataclass(frozen=True)
 class SpectralPeak:
-    """The reference's peak of this rank (0 is the strongest) in Hz, or NaN."""
+    """Frequency in Hz of the reference's peak of a rank (0 is the strongest), or NaN."""
 
     rank: int
 
@@ -170,7 +170,7 @@ class SpectralPeak:
 
 @dataclass(frozen=True)
 class Cutoff:
-    """A given cut-off in Hz, limited to 100 Hz and 0.45 f_s."""
+    """Fixed cut-off in Hz, limited to between 100 Hz and 0.45 f_s."""
 
     hertz: float
 
@@ -182,9 +182,9 @@ class Cutoff:
 
 @dataclass(frozen=True)
 class EnergyQuantile:
-    """The frequency below which this share of the energy lies.
+    """Frequency below which a given share of the energy lies.
 
-    Rounded to the nearest 100 Hz and limited to 100 Hz and 0.45 f_s.
+    Rounded to the nearest 100 Hz, and limited to between 100 Hz and 0.45 f_s.
     """
 
     share: float
@@ -199,7 +199,7 @@ class EnergyQuantile:
 
 @dataclass(frozen=True)
 class VibratoDepth:
-    """clip(0.03 ρ factor, 0.01, 0.05), ρ the steadiness: steady signals tolerate a deep one."""
+    """Depth clip(0.03 ρ factor, 0.01, 0.05), ρ the steadiness: steady signals tolerate more."""
 
     factor: float
 

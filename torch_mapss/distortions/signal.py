@@ -1,4 +1,4 @@
-"""What the families share: lengths and times, zero-phase responses, convolution, levels."""
+"""Helpers shared by the families: times, zero-phase filtering, convolution, levels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_mapss.core.lengths import fast_length
 
 PADDING = 0.2
-"""Seconds of zeros before a zero-phase response is applied: its two sides get 0.1 s each."""
+"""Seconds of zeros added before zero-phase filtering, 0.1 s for each side of the response."""
 
 
 def samples(seconds: float, sample_rate: int) -> int:
@@ -25,12 +25,12 @@ def frequencies(length: int, sample_rate: int, waveform: Tensor) -> Tensor:
 
 
 def clock(length: int, sample_rate: int, start: int = 0) -> Tensor:
-    """Times of samples in seconds, (length,); float64 on the CPU, for phases grow with them."""
+    """Times of samples in seconds, (length,); float64 on the CPU, because phases grow with them."""
     return torch.arange(start, start + length, dtype=torch.float64, device="cpu") / sample_rate
 
 
 def cast_like(waveform: Tensor, value: float | Tensor) -> float | Tensor:
-    """A parameter in the dtype and on the device of a waveform; a number stays one."""
+    """A parameter in the dtype and on the device of a waveform; plain numbers stay as they are."""
     return value.to(waveform) if isinstance(value, Tensor) else value
 
 
@@ -39,14 +39,14 @@ def apply_response(
 ) -> Tensor:
     """Filter with a real, zero-phase frequency response.
 
-    Zero phase because the copy must stay aligned in time with its reference, frame by frame: what
-    changes is the spectrum and nothing else. The zeros appended keep the response's tails, which
-    reach to both sides, from wrapping round into the signal.
+    Zero phase, because the copy must stay aligned with its reference frame by frame: only the
+    spectrum changes. The appended zeros keep the response's tails, which extend to both sides, from
+    wrapping around into the signal.
 
     Args:
         waveform: (..., T).
         sample_rate: In Hz.
-        response: From frequencies in Hz (K,) to gains broadcasting to (..., K).
+        response: Function of frequencies in Hz (K,) that returns gains broadcastable to (..., K).
 
     Returns:
         (..., T).
