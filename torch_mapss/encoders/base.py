@@ -1,4 +1,4 @@
-"""The interface every encoder has, what it checks, and how it cuts a batch to fit in memory."""
+"""The common interface of encoders, with its checks and its chunking of batches to fit memory."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from torch.utils.checkpoint import checkpoint as recompute_in_backward
 from torch_mapss.core.checks import check_floating
 from torch_mapss.core.lengths import frame_count
 
-MEMORY_BUDGET = 2**30  # bytes of activations a chunk may take: 1 GiB
-ABSURD = 1e30  # an embedding this large overflows float32 as soon as it is squared
+MEMORY_BUDGET = 2**30  # 1 GiB; bytes of activations per chunk
+ABSURD = 1e30  # an embedding this large overflows float32 when squared
 
 
 class EncoderRow(NamedTuple):
-    """One line of the table of encoders."""
+    """Row of the table of encoders."""
 
-    name: str  # what load_encoder takes
+    name: str  # name for load_encoder
     checkpoint: str | None  # hub id; None: nothing to load
     sample_rate: int  # Hz
     layer: int | None  # default layer; None: there are no layers
     hop: int = 320  # samples between frames
     receptive_field: int = 400  # samples
-    maximum_samples: int | None = None  # the longest clip it accepts; None: no limit
+    maximum_samples: int | None = None  # longest clip that it accepts; None: no limit
 
     @property
     def frames_per_second(self) -> float:
-        """Frames a second of audio gives."""
+        """Frames per second of audio."""
         return self.sample_rate / self.hop
 
     @property
@@ -40,36 +40,37 @@ class EncoderRow(NamedTuple):
 
 
 class Encoder(nn.Module):
-    """Turns waveforms into one feature vector per frame; frozen, but open to their gradient.
+    """Turns waveforms into one feature vector per frame; weights are frozen, gradients pass.
 
-    A subclass sets the attributes through `__init__` and writes `_encode`, from (N, T) to
-    (N, F, M). Frames lie on one grid: frame f sees samples
-    `[f * hop, f * hop + receptive_field)`, and nothing is padded (but see `overhang`).
+    A subclass sets the attributes through `__init__` and implements `_encode`, from (N, T) to (N,
+    F, M). Frames lie on a regular grid: frame f covers samples `[f * hop, f * hop +
+    receptive_field)`, and nothing is padded (but see `overhang`).
 
-    Autocast is switched off inside: the precision is the encoder's `dtype` and nothing else, so a
-    score does not depend on where it is computed. `train()` leaves an encoder in evaluation mode.
+    Autocast is switched off inside: the precision is always the encoder's `dtype`, so a score does
+    not depend on where it is computed. `train()` leaves an encoder in evaluation mode.
 
     Attributes:
-        settings: names of the attributes besides the frames that features depend on, of class and
-            subclass. A :class:`~torch_mapss.ReferenceBank` fits equal values of them alone.
-        local: whether a frame depends on its receptive field alone (no attention, no norm over the
-            clip), so that a clip may be encoded in pieces. False unless a subclass knows.
-        overhang: samples beyond either end of its receptive field that a frame sees as well; zeros
-            where the clip has ended. 0 unless a subclass says so.
+        settings: names of the attributes, besides those of the frame grid, that features depend on.
+            A :class:`~torch_mapss.ReferenceBank` fits only encoders with equal values of them.
+        local: whether a frame depends only on its receptive field (no attention, no norm over the
+            clip), so that a clip may be encoded in pieces. False unless a subclass says otherwise.
+        overhang: samples beyond each end of its receptive field that a frame also depends on; zeros
+            beyond the ends of the clip. 0 unless a subclass says otherwise.
 
     Args:
-        name: what the encoder is called in tables and messages.
-        sample_rate: of the waveforms it takes, in Hz.
+        name: name of the encoder in tables and messages.
+        sample_rate: sample rate of its input in Hz.
         hop: samples between two frames.
-        receptive_field: samples one frame sees; also the shortest waveform that can be encoded.
-        feature_size: M, features per frame; None if only a call will tell.
-        layer: the layer the features are read from; None if there are no layers.
-        maximum_samples: the longest waveform there is a position for; None: there is no limit.
-        dtype: what it computes in; None: the waveform's own, float32 at least.
-        memory_budget: bytes of activations to aim at when no gradient is wanted: the batch is
-            then encoded in chunks of as many items as fit (at least one). Smaller is slower.
-        activation_checkpointing: with gradients, keep only the waveform of each chunk and encode
-            it again in the backward pass: about a third slower, far less memory.
+        receptive_field: samples that a frame covers; also the length of the shortest waveform that
+            can be encoded.
+        feature_size: M, features per frame; None if unknown before a call.
+        layer: layer that the features are read from; None if there are no layers.
+        maximum_samples: length of the longest waveform that has positions; None: no limit.
+        dtype: dtype of the computation; None: the waveform's own, at least float32.
+        memory_budget: bytes of activations to aim at when no gradient is needed. The batch is then
+            encoded in chunks of as many items as fit (at least one); a smaller budget is slower.
+        activation_checkpointing: with gradients, keep only the waveform of each chunk and encode it
+            once more in the backward pass: about a third slower, but far less memory.
     """
 
     settings: ClassVar[tuple[str, ...]] = ("layer", "dtype", "feature_size")
@@ -104,7 +105,7 @@ class Encoder(nn.Module):
         self.training = False
 
     def frame_count(self, samples: int) -> int:
-        """F, the frames that `samples` samples give; 0 when they are fewer than one frame."""
+        """F, the number of frames in `samples` samples; 0 for less than one frame."""
         return frame_count(samples, self.receptive_field, self.hop)
 
     def forward(self, waveform: Tensor, memory: int | None = None) -> Tensor:
@@ -113,15 +114,15 @@ class Encoder(nn.Module):
         Args:
             waveform: (..., T) floating point, at `sample_rate`, T of at least `receptive_field`
                 and at most `maximum_samples`.
-            memory: bytes of activations to aim at, if that is less than `memory_budget`.
+            memory: bytes of activations to aim at, if less than `memory_budget`.
 
         Returns:
             (..., F, M) features, F = `frame_count(T)`, in float32 or better.
 
         Raises:
             TypeError: the waveform is not a floating-point tensor.
-            ValueError: it is shorter than one frame or longer than the encoder can take, or on
-                another device than the weights.
+            ValueError: it is shorter than one frame, longer than the encoder accepts, or on another
+                device than the weights.
         """
         self._check(waveform)
         with torch.autocast(waveform.device.type, enabled=False):
@@ -131,7 +132,7 @@ class Encoder(nn.Module):
         return embeddings.reshape(*waveform.shape[:-1], *embeddings.shape[-2:])
 
     def _check(self, waveform: Tensor) -> None:
-        """Refuse what cannot be encoded here, see `forward`."""
+        """Raise for a waveform that cannot be encoded, see `forward`."""
         check_floating(waveform, "waveform")
         samples, shortest = waveform.shape[-1] if waveform.dim() else 0, self.receptive_field
         rate, longest = self.sample_rate, self.maximum_samples
@@ -151,19 +152,19 @@ class Encoder(nn.Module):
             )
 
     def _cast(self, waveform: Tensor) -> Tensor:
-        """To the dtype the encoder computes in; half precision is lifted to float32."""
+        """Cast to the dtype of the computation; half precision is lifted to float32."""
         return waveform.to(self.dtype or torch.promote_types(waveform.dtype, torch.float32))
 
     def _encode_in_chunks(self, flat: Tensor, memory: int | None) -> Tensor:
-        """(N, T) -> (N, F, M), a few items at a time when no graph is built or it is recomputed."""
+        """(N, T) -> (N, F, M), in chunks of items if no graph is kept, or if it is recomputed."""
         samples = flat.shape[-1]
         encode: Callable[[Tensor], Tensor] = self._encode_checked
         if not len(flat) and self.feature_size is not None:
             return flat.new_zeros(0, self.frame_count(samples), self.feature_size)
         if torch.is_grad_enabled() and flat.requires_grad:
             if not self.activation_checkpointing:
-                return encode(flat)  # the graph keeps every activation: chunks would save nothing
-            # Nothing random runs in evaluation mode: the generators' state need not be saved.
+                return encode(flat)  # the graph keeps all activations: chunks save nothing
+            # Nothing random runs in evaluation mode, so the generators' state need not be saved.
             encode = functools.partial(
                 recompute_in_backward, encode, use_reentrant=False, preserve_rng_state=False
             )
@@ -177,7 +178,7 @@ class Encoder(nn.Module):
         raise NotImplementedError
 
     def _encode_checked(self, flat: Tensor) -> Tensor:
-        """`_encode`, refusing what does not lie on the grid or is no floating-point number."""
+        """Call `_encode`; ValueError if the result is off the grid or not floating point."""
         embeddings: Any = self._encode(flat)
         expected = (flat.shape[0], self.frame_count(flat.shape[-1]))
         fits = isinstance(embeddings, Tensor) and embeddings.is_floating_point()
@@ -195,11 +196,11 @@ class Encoder(nn.Module):
         return embeddings
 
     def _item_bytes(self, samples: int) -> int:
-        """Bytes of activations, at the peak, that one item of so many samples takes."""
+        """Peak bytes of activations for one item of `samples` samples."""
         return 4 * samples
 
     def train(self, mode: bool = True) -> Encoder:
-        """Does nothing: dropout, layer drop and masking have no place in a measure."""
+        """Stay in evaluation mode: dropout, layer drop and masking have no place in a measure."""
         super().train(False)
         return self
 
@@ -211,7 +212,7 @@ class Encoder(nn.Module):
 
 
 def is_usable(embeddings: Tensor) -> Tensor:
-    """Whether any value is finite and below 1e30, as a tensor: reading it synchronises."""
+    """() bool tensor, whether any value is finite and below 1e30; reading it synchronises."""
     return (embeddings.detach().abs() < ABSURD).any()
 
 

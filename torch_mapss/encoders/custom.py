@@ -1,4 +1,4 @@
-"""Your own encoder behind the common interface."""
+"""Custom encoders: your own callable behind the common interface."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _GRID = ("sample_rate", "hop", "receptive_field")
 
 
 class CustomEncoder(Encoder):
-    """Any callable from (N, T) to (N, F, M) that says on which grid its frames lie.
+    """Wraps a callable from (N, T) to (N, F, M) that states the grid of its frames.
 
-    It has the attributes `sample_rate`, `hop` and `receptive_field`; F must be
-    `(T - receptive_field) // hop + 1` and features floating point, which every call checks.
+    The callable must have the attributes `sample_rate`, `hop` and `receptive_field`. Every call
+    checks that F is `(T - receptive_field) // hop + 1` and that the features are floating point.
 
-    A module is frozen and held in evaluation mode, at every call anew, for it may also belong to a
-    model that is trained: a measure that learns measures nothing. It gets waveforms in the dtype
-    of its weights, which `half()` and its like on the encoder leave alone. Copies share it until
-    one of them moves to another device.
+    A module is frozen and put in evaluation mode, at every call anew, because it may also belong to
+    a model in training: otherwise training would change the measure, and a measure that learns
+    measures nothing. It gets waveforms in the dtype of its weights, which `half()` and the like on
+    the encoder do not change. Copies share the module until one of them moves to another device.
 
     Args:
         function: the callable or module; optional attributes are `name`, `layer`, `feature_size`
@@ -53,19 +53,19 @@ class CustomEncoder(Encoder):
         )
         self.local = bool(getattr(function, "local", False))
         self.function = function
-        self._shared = False  # with the encoder of a copy
+        self._shared = False  # whether a copy of this encoder holds the same module
         if isinstance(function, nn.Module):
             function.eval().requires_grad_(False)
 
     def _cast(self, waveform: Tensor) -> Tensor:
-        # A module's layers take the dtype of their weights and no other.
+        # A module's layers accept only the dtype of their weights.
         for weight in (*self.parameters(), *self.buffers()):
             if weight.is_floating_point():
                 return waveform.to(weight.dtype)
         return super()._cast(waveform)
 
     def _item_bytes(self, samples: int) -> int:
-        return 0  # not known: a batch is encoded at once
+        return 0  # unknown: a batch is encoded at once
 
     def _encode(self, flat: Tensor) -> Tensor:
         if isinstance(self.function, nn.Module):  # it may belong to a model that is being trained
@@ -73,10 +73,10 @@ class CustomEncoder(Encoder):
         return self.function(flat)
 
     def _apply(self, fn: Any, recurse: bool = True) -> CustomEncoder:
-        # Called by to(), half(), …: the device is taken over, the precision is the module's own.
+        # Called by to(), half(), …: the device changes, the precision stays the module's own.
         weights = [*self.parameters(), *self.buffers()]
         if self._shared and any(fn(x.new_empty(0)).device != x.device for x in weights):
-            self.function = copy.deepcopy(self.function)  # the other one stays where it is
+            self.function = copy.deepcopy(self.function)  # the copy's stays where it is
             self._shared = False
         return super()._apply(lambda x: x.to(fn(x.new_empty(0)).device), recurse)
 

@@ -1,4 +1,4 @@
-"""Finds a checkpoint, in a folder or on the hub, and loads its first layers by transformers.
+"""Finding of checkpoints, in a folder or on the hub, and loading of their first layers.
 
 `transformers` and `huggingface_hub` are imported when the first pretrained encoder is loaded.
 """
@@ -31,25 +31,25 @@ _WEIGHTS = (
 class Checkpoint(NamedTuple):
     """A checkpoint on disk."""
 
-    name: str  # as the user gave it: folder or hub id
+    name: str  # as the user wrote it: folder or hub id
     folder: Path
     config: dict[str, Any]  # config.json
     preprocessor: dict[str, Any] | None  # preprocessor_config.json; None if there is none
 
     @property
     def family(self) -> Any:
-        """Its `model_type`."""
+        """The checkpoint's `model_type`."""
         return self.config.get("model_type")
 
     def fingerprint(self) -> tuple[Any, ...]:
-        """Settings, and path, time and size of every weight file: equal for equal weights."""
+        """Settings, and path, time and size of each weight file; equal for equal weights."""
         files = [(path.resolve(), path.stat()) for path in _weight_files(self.folder)]
         states = [(str(path), stat.st_mtime_ns, stat.st_size) for path, stat in files]
         return json.dumps(self.config, sort_keys=True), *states
 
 
 def import_transformers() -> Any:
-    """The package transformers.
+    """Import the package transformers.
 
     Raises:
         ImportError: it is not installed, or its import fails.
@@ -69,8 +69,8 @@ def find_checkpoint(
     Args:
         name: a folder, or a hub id such as `facebook/wav2vec2-base`.
         local_files_only: never use the network.
-        cache_dir: where the hub's files are stored; None: the hub's own choice (`HF_HOME`).
-        weights: whether they are needed, or the settings alone.
+        cache_dir: folder of the hub's files; None: the hub's own choice (`HF_HOME`).
+        weights: whether the weights are needed, or only the settings.
 
     Raises:
         ValueError: the folder does not exist or lacks a file.
@@ -108,7 +108,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The files of the preferred format, index included; empty if there are none."""
+    """Weight files in the preferred format, including the index; empty if there are none."""
     for patterns in _WEIGHTS:
         if any((folder / file).is_file() for file in patterns[:2]):
             return sorted(path for pattern in patterns for path in folder.glob(pattern))
@@ -116,12 +116,12 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _hub_folder(name: str, local_files_only: bool, cache_dir: str | None, weights: bool) -> Path:
-    """The cached snapshot, filled first if it is not complete."""
+    """Folder of the cached snapshot, completed from the hub if need be."""
     import huggingface_hub
 
     def fetch(local: bool) -> Path:
         options: dict[str, Any] = {"cache_dir": cache_dir, "local_files_only": local}
-        for patterns in _WEIGHTS if weights else ((),):  # pickles only without safetensors
+        for patterns in _WEIGHTS if weights else ((),):  # pickles only if there are no safetensors
             options["allow_patterns"] = [CONFIG, PREPROCESSOR, *patterns]
             folder = Path(huggingface_hub.snapshot_download(name, **options))
             if _weight_files(folder):
@@ -140,7 +140,7 @@ def _hub_folder(name: str, local_files_only: bool, cache_dir: str | None, weight
         try:
             return fetch(local=False)
         except Exception as error:  # every client raises its own connection errors
-            if cached is not None:  # complete but for the preprocessor's settings
+            if cached is not None:  # complete except for the preprocessor's settings
                 return cached
             problem = f"is not in the cache and cannot be fetched ({type(error).__name__}: {error})"
     raise OSError(
@@ -154,21 +154,21 @@ def _hub_folder(name: str, local_files_only: bool, cache_dir: str | None, weight
 # --- Loading ------------------------------------------------------------------------------------
 
 
-# Keys of config.json that are about loading, training or heads, none of which happens here.
+# Keys of config.json for loading, training or heads, which are not used here.
 _DROPPED = ("model_type", "architectures", "auto_map", "gradient_checkpointing")
 _ALWAYS = {"output_hidden_states": False, "output_attentions": False}
 
 
 def full_config(checkpoint: Checkpoint, kind: str, changes: dict[str, Any]) -> Any:
-    """The checkpoint's settings as transformers holds them for its architecture `kind`."""
-    # Without a dtype: the weights' own is what is read, and converted afterwards.
+    """The checkpoint's settings, as a config of transformers for the architecture `kind`."""
+    # Without a dtype: weights are read in their own and converted afterwards.
     dropped = (*_DROPPED, "torch_dtype", "dtype")
     values = {key: value for key, value in checkpoint.config.items() if key not in dropped}
     return import_transformers().AutoConfig.for_model(kind, **{**values, **changes, **_ALWAYS})
 
 
 def load_weights(model_class: Any, config: Any, checkpoint: Checkpoint) -> Any:
-    """A model of transformers with the checkpoint's weights in float32, on the CPU.
+    """Load a model of transformers with the checkpoint's weights, in float32 on the CPU.
 
     Raises:
         ValueError: a file is damaged, or a weight is missing or has the wrong shape.
@@ -181,7 +181,7 @@ def load_weights(model_class: Any, config: Any, checkpoint: Checkpoint) -> Any:
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are in the report
             )
-    except Exception as error:  # the readers of files raise whatever the content makes them raise
+    except Exception as error:  # file readers may raise anything on bad content
         reason = f"{type(error).__name__}: {''.join(str(error).strip().splitlines()[:1])}"
         raise ValueError(
             f"checkpoint {checkpoint.name!r} cannot be read ({reason}): it is damaged, or holds "
@@ -189,12 +189,12 @@ def load_weights(model_class: Any, config: Any, checkpoint: Checkpoint) -> Any:
             "it, by loading it with transformers and save_pretrained(FOLDER)."
         ) from error
     _check_report(checkpoint, report)
-    # Cloned: what is read from a file may be mapped to it, and files change.
+    # Cloned: weights may be memory-mapped to their file, and files change.
     return model._apply(lambda x: x.to(torch.float32, copy=True) if x.is_floating_point() else x)
 
 
 def _check_report(checkpoint: Checkpoint, report: dict[str, Any]) -> None:
-    # Weight norm under its old names is read by PyTorch itself; 4.40 calls it missing all the same.
+    # PyTorch itself reads weight norm under its old names, but transformers 4.40 calls it missing.
     ignored = {_bare(name) for name in report["unexpected_keys"]}
     missing = (_old_name(name) for name in sorted(report["missing_keys"]))
     problems = [f"{name} is missing" for name in missing if _bare(name) not in ignored]
@@ -215,14 +215,14 @@ def _old_name(name: str) -> str:
 
 
 def _bare(name: str) -> str:
-    """Without the prefix that a checkpoint with a head has."""
+    """Name of a weight without the prefix used in checkpoints with a head."""
     prefix, _, bare = name.partition(".")
     return bare if prefix in ("wav2vec2", "hubert", "wavlm", "model") else name
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' report and progress: layers above the one in use are left out."""
+    """Silence transformers' report (of layers left out on purpose) and its progress bars."""
     logging = import_transformers().logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
@@ -243,7 +243,7 @@ _LOCK = threading.RLock()
 
 
 def clear_encoder_cache() -> None:
-    """Forget all loaded weights: the next encoder reads its checkpoint again.
+    """Forget all loaded weights, so that the next encoder reads its checkpoint again.
 
     Encoders in use keep theirs. The memory itself is freed with the last encoder (or metric, loss,
     …) that uses the weights, so `del` is all that is needed to release it.
@@ -253,7 +253,7 @@ def clear_encoder_cache() -> None:
 
 
 def shared_weights(key: tuple[Any, ...], build: Callable[[], nn.Module]) -> nn.Module:
-    """The weights of this key, built if nobody holds them; its last part names the device."""
+    """Weights of a key, built if no encoder holds them; the last part of the key is the device."""
     with _LOCK:
         model = _SHARED.get(key)
         if model is None:
@@ -264,6 +264,6 @@ def shared_weights(key: tuple[Any, ...], build: Callable[[], nn.Module]) -> nn.M
 
 
 def moved_weights(model: nn.Module, device: torch.device) -> nn.Module:
-    """The same weights on another device, shared with whoever has them there."""
+    """The same weights on another device, shared with all encoders that use them there."""
     key = (*model.__dict__["_mapss_key"][:-1], str(device))
     return shared_weights(key, lambda: copy.deepcopy(model).to(device))

@@ -20,29 +20,29 @@ class MelEncoder(Encoder):
     """log(mel energy + floor) of Hann windows, by default 50 frames a second at 16 kHz.
 
     The energies are |rfft|² (neither window nor FFT is normalised) through triangular Slaney mel
-    bands of equal area. The FFT is the next power of two from the window's length on, and at least
-    25 ms, so that the lowest bands hold a frequency. Nothing is padded unless `margin` asks for it:
-    with `context` c, frame f concatenates the c spectra before it, its own and the c after it, so F
-    shrinks by 2c and the receptive field grows to `window + 2 * c * hop` samples.
+    bands of equal area. The length of the FFT is the smallest power of two that covers the window
+    and 25 ms, so that the lowest bands contain a frequency. Nothing is padded unless `margin` asks
+    for it: with `context` c, frame f concatenates the c spectra before it, its own and the c after
+    it, so F shrinks by 2c and the receptive field grows to `window + 2 * c * hop` samples.
 
     Args:
         bands: mel bands from 0 Hz to `highest`.
-        floor: added to every energy before the log. A low floor (1e-5) keeps deep spectral holes,
-            audible as artefacts; a high one (1e-3) reacts to what is loud.
-        context: spectra on either side of each frame. More makes frames longer and smoother.
+        floor: added to every energy before the log. A low floor (1e-5) shows deep spectral holes,
+            audible as artefacts; a high one (1e-3) reacts only to loud parts.
+        context: spectra on each side that a frame includes. More make frames longer and smoother.
         dtype: float32 or float64; None keeps the waveform's own (half precision becomes float32).
         memory_budget, activation_checkpointing: see `Encoder`.
         sample_rate: Hz.
         hop: samples between two frames.
         window: samples of a Hann window.
         highest: upper edge of the highest band, in Hz; None: half the rate.
-        margin: samples on either side of the window that belong to the receptive field without
-            being used, which puts the frames on the grid of another encoder. Negative: samples by
-            which the window exceeds the receptive field, zeros beyond the ends. See `mel_on_grid`.
-        name: in tables and messages.
+        margin: unused samples of the receptive field on each side of the window, which put the
+            frames on the grid of another encoder. If negative, the window exceeds the receptive
+            field by as many samples, with zeros beyond the ends of the clip. See `mel_on_grid`.
+        name: name in tables and messages.
 
     Raises:
-        ValueError: an argument is out of range, or there are so many bands that some hold no
+        ValueError: an argument is out of range, or there are so many bands that some contain no
             frequency of the FFT.
     """
 
@@ -93,7 +93,7 @@ class MelEncoder(Encoder):
         return spectra.transpose(-1, -2).flatten(-2)
 
     def _item_bytes(self, samples: int) -> int:
-        # Windowed frames, complex spectrum, squares, bands: counted in numbers of 8 bytes.
+        # Windowed frames, complex spectrum, squares and bands, at 8 bytes per number.
         frames = samples // self.hop + 1
         features = self.feature_size or 0
         return 8 * frames * (self.window + 4 * (self.fft_size // 2 + 1) + 2 * features)
@@ -117,34 +117,34 @@ class MelEncoder(Encoder):
 
 
 def mel_on_grid(sample_rate: int, hop: int, receptive_field: int) -> MelEncoder:
-    """The mel encoder of clearance and fidelity: as many frames as another one, at the same times.
+    """Mel encoder for clearance and fidelity, with the number and times of another one's frames.
 
-    Its window is two and a half hops long, or 25 ms where that is longer, so that nothing falls
-    between two frames: Hann windows of 400 samples every 320 hardly see what lies in between, and
-    fidelity of clicks depends on where they fall by 0.28 (at two hops by 0.09, at two and a half by
-    0.04). The window lies about the centre of the receptive field; where it is longer, the signal
-    continues with zeros beyond its ends. The floor is the same power on every grid: 1e-5 for a
-    window of 400 samples in an FFT of 512, in proportion to both lengths elsewhere (4e-5 at 16 kHz
-    with hop 320).
+    Its window is two and a half hops long, or 25 ms if that is longer, so that nothing falls
+    between two frames: Hann windows of 400 samples every 320 hardly register a click in between,
+    and the fidelity of a click varies by 0.28 with its position (by 0.09 with a window of two hops,
+    by 0.04 with two and a half). The window is centred on the receptive field; where it is longer,
+    the signal continues with zeros beyond its ends. The floor is the same power density on every
+    grid: 1e-5 for a window of 400 samples in an FFT of 512, and proportional to both lengths (4e-5
+    at 16 kHz with hop 320).
 
     Args:
         sample_rate: Hz.
         hop: samples between two frames.
-        receptive_field: samples a frame of the other encoder sees.
+        receptive_field: samples that a frame of the other encoder covers.
 
     Raises:
         ValueError: as `MelEncoder`.
     """
     window = max(5 * hop // 2, round(WINDOW_SECONDS * sample_rate))
-    window += (window - receptive_field) % 2  # or the centres would be half a sample apart
-    # Of noise of one density, the energy in a band grows with the window's and with the FFT.
+    window += (window - receptive_field) % 2  # else the centres would be half a sample apart
+    # For noise of a given density, the energy in a band grows with the window and with the FFT.
     floor = 1e-5 * (window / 400) * (_fft_size(window, sample_rate) / 512)
     margin = (receptive_field - window) // 2
     return MelEncoder(floor=floor, sample_rate=sample_rate, hop=hop, window=window, margin=margin)
 
 
 def _fft_size(window: int, sample_rate: int) -> int:
-    """The next power of two from `window` on, and from 25 ms on."""
+    """Smallest power of two that covers both `window` and 25 ms."""
     longest = max(window, round(WINDOW_SECONDS * sample_rate), 1)
     return 1 << (longest - 1).bit_length()
 
@@ -152,7 +152,7 @@ def _fft_size(window: int, sample_rate: int) -> int:
 def hann_energies(
     frames: Tensor, bands: int, sample_rate: int, fft_size: int, highest: float | None = None
 ) -> Tensor:
-    """Mel energies of pieces of a waveform under a Hann window.
+    """Mel energies of Hann-windowed pieces of a waveform.
 
     Args:
         frames: (..., F, W) pieces, W at most `fft_size`.
@@ -167,7 +167,7 @@ def hann_energies(
     bank = (bands, sample_rate, fft_size, highest)
     window, filters = _window_and_filters(frames.shape[-1], bank, frames.dtype, frames.device)
     spectrum = torch.fft.rfft(frames * window, n=fft_size)
-    # Squares of both parts, not abs(): the gradient of |0| is not defined, that of 0² is 0.
+    # Squares of both parts, not abs(): the gradient of |0| is undefined, that of 0² is 0.
     power = spectrum.real.square() + spectrum.imag.square()
     return power @ filters
 
@@ -179,17 +179,17 @@ def _window_and_filters(
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    # Cached across calls, so never inference tensors: those cannot be used in a graph later on.
+    # Cached across calls, so they must not be inference tensors, which no later graph could use.
     with torch.inference_mode(False), torch.no_grad():
         window = torch.hann_window(size, dtype=torch.float64, device="cpu")
         return window.to(dtype).to(device), mel_filterbank(*bank).to(dtype).to(device)
 
 
 # Slaney's scale: linear up to 1000 Hz, which is mel 15, and logarithmic above.
-_LINEAR_HZ = 200.0 / 3.0  # of one mel
+_LINEAR_HZ = 200.0 / 3.0  # per mel
 _CORNER_HZ = 1000.0
 _CORNER_MEL = _CORNER_HZ / _LINEAR_HZ
-_LOG_STEP = math.log(6.4) / 27.0  # natural logarithm of frequency in one mel
+_LOG_STEP = math.log(6.4) / 27.0  # natural logarithm of the frequency ratio per mel
 
 
 def _mel_of(hertz: float) -> float:
@@ -203,8 +203,8 @@ def mel_filterbank(
 ) -> Tensor:
     """Triangular mel filters on the Slaney scale, each of equal area, from 0 Hz to `highest`.
 
-    Computed here: torchaudio has them in torch's default dtype alone, and in float32 the flanks of
-    the triangles are off by up to 2e-3 of single weights.
+    Not taken from torchaudio, which computes them in torch's default dtype; in float32 the flanks
+    of the triangles make single weights wrong by up to 2e-3.
 
     Args:
         bands: M, number of filters.

@@ -1,4 +1,4 @@
-"""The table of encoders by name, and `load_encoder`."""
+"""The table of named encoders, and `load_encoder`."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _TABLE = (
 
 
 def encoder_table() -> tuple[EncoderRow, ...]:
-    """All encoders that have a name. Any folder or hub id of their architectures works as well.
+    """All named encoders; any folder or hub id of the same architectures works as well.
 
-    `mert` reads layer 3 unless told otherwise; layer 1 suits drums better. `mel-44k` has 128 bands
-    up to 20 kHz, for music.
+    `mert` reads layer 3 by default; layer 1 suits drums better. `mel-44k` has 128 bands up to 20
+    kHz, for music.
     """
     return _TABLE
 
@@ -55,29 +55,30 @@ def load_encoder(
 ) -> Encoder:
     """Load an encoder by name, folder or hub id.
 
-    A pretrained encoder is read up to its layer and no further, and shares its weights with all
-    encoders of equal checkpoint, layer, dtype and device; see `TransformerEncoder`. A name is
-    looked up in the hub's cache first, and the network asked only for what is not there.
+    A pretrained encoder is read only up to its layer, and shares its weights with all encoders of
+    equal checkpoint, layer, dtype and device; see `TransformerEncoder`. Files are looked up in the
+    hub's cache first, and only missing ones are fetched from the network.
 
     Args:
         name_or_path: a name of `encoder_table()`, a local folder, or a hub id (`owner/name`).
-        layer: 0 is what enters the first transformer block, k what leaves the k-th; None: the
-            default of the table. `mel` and `waveform` have none.
-        dtype: precision of weights and arithmetic; half precision is faster on a GPU and good to
-            two or three digits. None: float32, for `mel` and `waveform` the waveform's own.
-        device: of the weights; None: CPU. `mel` and `waveform` work wherever the waveform is.
+        layer: 0 for the input of the first transformer block, k for the output of the k-th; None:
+            the default of the table. `mel` and `waveform` have no layers.
+        dtype: precision of weights and arithmetic; half precision is faster on a GPU and accurate
+            to two or three digits. None: float32, or for `mel` and `waveform` the waveform's own.
+        device: device of the weights; None: CPU. `mel` and `waveform` work on the waveform's
+            device.
         local_files_only: never use the network.
-        cache_dir: where the hub's files are stored; None: the hub's own choice.
-        memory_budget: bytes of activations at a time when no gradient is wanted, see `Encoder`.
+        cache_dir: folder of the hub's files; None: the hub's own choice.
+        memory_budget: bytes of activations at a time when no gradient is needed, see `Encoder`.
         activation_checkpointing: with gradients, trade time for memory, see `Encoder`.
 
     Returns:
         The encoder: frozen, in evaluation mode.
 
     Raises:
-        ValueError: unknown name, missing folder, no such layer, unfit dtype or device, or a
-            checkpoint that lacks a weight.
-        OSError: the checkpoint is neither cached nor can it be fetched.
+        ValueError: unknown name, missing folder, nonexistent layer, unsuitable dtype or device, or
+            a checkpoint that lacks a weight.
+        OSError: the checkpoint is not cached and cannot be fetched.
         ImportError: transformers is missing.
     """
     name = os.fspath(name_or_path)
@@ -89,7 +90,7 @@ def load_encoder(
     row = known_row(name)
     if row is not None and not row.needs_download:
         checked_device(device or "cpu")
-        return _embedded(name, layer, options)
+        return _built_in(name, layer, options)
     source = Source(
         name=name,
         checkpoint=checkpoint_of(name),
@@ -103,17 +104,17 @@ def load_encoder(
 
 
 def as_encoder(encoder: Any, **options: Any) -> Encoder:
-    """An encoder from whatever a user may pass.
+    """Make an encoder from any of the forms that a user may pass.
 
     Args:
-        encoder: an `Encoder` (returned as it is); a name, folder or hub id (`load_encoder` with the
-            options); or any callable with `sample_rate`, `hop` and `receptive_field` that turns
+        encoder: an `Encoder` (returned unchanged); a name, folder or hub id (`load_encoder` with
+            the options); or any callable with `sample_rate`, `hop` and `receptive_field` that turns
             (N, T) into (N, F, M), see `CustomEncoder`.
-        options: of `load_encoder`, if a name is passed.
+        options: options of `load_encoder`, if a name is passed.
 
     Raises:
         TypeError: it is none of these.
-        ValueError: options come with an encoder that is already made.
+        ValueError: options are passed with an existing encoder.
     """
     if isinstance(encoder, str | os.PathLike):
         return load_encoder(encoder, **options)
@@ -133,13 +134,13 @@ def encoder_row(
     cache_dir: str | None = None,
     **_: Any,
 ) -> EncoderRow:
-    """What the table says of an encoder; of another checkpoint, what its settings say.
+    """Row of an encoder: from the table, or read from the settings of another checkpoint.
 
     No weights are loaded or fetched.
 
     Args:
-        name_or_path, local_files_only, cache_dir: as for `load_encoder`, whose other options are
-            accepted and not needed.
+        name_or_path, local_files_only, cache_dir: as in `load_encoder`, whose other options are
+            accepted but ignored.
 
     Raises:
         ValueError, OSError, ImportError: as `load_encoder`.
@@ -152,12 +153,12 @@ def encoder_row(
 
 
 def known_row(name: str) -> EncoderRow | None:
-    """The table's row of a name or of a checkpoint; None: it has none."""
+    """Row of the table for a name or checkpoint; None if there is none."""
     return next((row for row in _TABLE if name in (row.name, row.checkpoint)), None)
 
 
 def checkpoint_of(name: str) -> str:
-    """Absolute folder or hub id that a name, folder or hub id stands for.
+    """Resolve a name, folder or hub id to an absolute folder or a hub id.
 
     Raises:
         ValueError: it is none of these.
@@ -174,12 +175,12 @@ def checkpoint_of(name: str) -> str:
     close = difflib.get_close_matches(name, names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise ValueError(
-        f"encoder {name!r} is no name known here, no folder and no hub id (owner/name).{hint} "
+        f"encoder {name!r} is not a known name, a folder or a hub id (owner/name).{hint} "
         f"Names are {', '.join(names)}."
     )
 
 
-def _embedded(name: str, layer: int | None, options: dict[str, Any]) -> Encoder:
+def _built_in(name: str, layer: int | None, options: dict[str, Any]) -> Encoder:
     if layer is not None:
         raise ValueError(
             f"layer={layer} was passed, but encoder {name!r} has no layers: nothing could be read "
@@ -203,7 +204,7 @@ _SHORT = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
 
 def as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """A floating-point dtype from itself or its name.
+    """Resolve a floating-point dtype or the name of one.
 
     Raises:
         ValueError: there is no such dtype.

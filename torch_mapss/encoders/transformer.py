@@ -1,11 +1,11 @@
-"""What all pretrained transformers share: layers, frozen weights held once, loading.
+"""Base of all pretrained transformers: layers, frozen weights held once, loading.
 
-Layers are numbered as in the `hidden_states` of transformers: 0 is what enters the first
-transformer block (convolutions and positions), k what leaves the k-th. The model is loaded with
-that many blocks and no more, and equals the full model there.
+Layers are numbered as in the `hidden_states` of transformers: 0 is the input of the first
+transformer block (convolutions and positions), k the output of the k-th. The model is loaded with
+only that many blocks, and equals the full model up to there.
 
 An architecture is a subclass of `TransformerEncoder`: `wav2vec` (wav2vec 2.0, HuBERT, WavLM, MERT)
-and `whisper`. It names the `model_type` of the checkpoints it reads, and is found by it.
+and `whisper`. Subclasses are registered for the values of `model_type` in their `families`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _CLASSES: dict[str, type[TransformerEncoder]] = {}  # by model_type
 
 
 class Source(NamedTuple):
-    """What an encoder was loaded by, see `load_encoder`; all that a pickle of it holds."""
+    """Arguments that an encoder was loaded with, see `load_encoder`; all that its pickle holds."""
 
-    name: str  # what the user asked for
+    name: str  # as the user wrote it
     checkpoint: str  # absolute folder, or hub id
     layer: int | None  # None: the default of the architecture
     dtype: torch.dtype
@@ -47,21 +47,21 @@ class Source(NamedTuple):
 class TransformerEncoder(Encoder):
     """Hidden states of one layer of a speech or music transformer. Use `load_encoder` to make one.
 
-    A subclass names its `families` and writes `describe`, `load_model` and `_encode`.
+    A subclass states its `families` and implements `describe`, `load_model` and `_encode`.
 
     The weights are frozen and shared by all encoders with equal checkpoint, layer, dtype and
     device. They are freed when the last of these encoders is gone. Moving an encoder to another
-    device gives it the weights of that device and leaves the others alone; `half()` and its like
-    change nothing, for precision is a setting (`dtype`). Copies share the weights; a pickle holds
-    the settings and reads the checkpoint again. `state_dict` and `parameters` are empty, for the
-    same reason: the weights are those of `model`.
+    device gives it the shared weights of that device and leaves other encoders unchanged; `half()`
+    and the like do nothing, since precision is a setting (`dtype`). Copies share the weights; a
+    pickle holds the settings and reads the checkpoint again. `state_dict` and `parameters` are
+    empty, because the weights belong to the shared `model`.
 
     Attributes:
         checkpoint: folder or hub id of the weights.
-        device: of the weights.
-        layers: transformer blocks of the full model.
-        config: the settings of the full model, as transformers holds them.
-        model: the part of it that is used, with its weights.
+        device: device of the weights.
+        layers: number of transformer blocks in the full model.
+        config: settings of the full model, as a config of transformers.
+        model: the part of the model that is used, with its weights.
     """
 
     settings = ("checkpoint", "layer", "dtype")
@@ -75,10 +75,10 @@ class TransformerEncoder(Encoder):
 
     @classmethod
     def describe(cls, checkpoint: Checkpoint) -> tuple[Any, EncoderRow]:
-        """Its settings as transformers holds them, and its row of the table of encoders.
+        """A checkpoint's settings as a config of transformers, and its row of the table.
 
         Raises:
-            ValueError: it is not supported.
+            ValueError: the checkpoint is not supported.
         """
         raise NotImplementedError
 
@@ -90,7 +90,7 @@ class TransformerEncoder(Encoder):
     def __init__(
         self, source: Source, checkpoint: Checkpoint, config: Any, row: EncoderRow, model: Any
     ) -> None:
-        """What `load_transformer` was given, and what that led to."""
+        """Made by `load_transformer`, from its source and the parts found or loaded for it."""
         super().__init__(
             name=source.name,
             sample_rate=row.sample_rate,
@@ -111,7 +111,8 @@ class TransformerEncoder(Encoder):
         self._hold(model)
 
     def _hold(self, model: Any) -> None:
-        # Not as a submodule: what is shared has no place in a state, and no parent thaws it.
+        # Not a submodule, so that the shared weights stay out of `state_dict` and a parent's
+        # `requires_grad_` cannot unfreeze them.
         object.__setattr__(self, "model", model)
 
     def _check(self, waveform: Tensor) -> None:
@@ -123,12 +124,12 @@ class TransformerEncoder(Encoder):
         super()._check(waveform)
 
     def _cast(self, waveform: Tensor) -> Tensor:
-        # To the weights' dtype only after what comes before them, which would lose digits in half
-        # precision: normalisation, or the log-mel spectrum.
+        # Cast to the weights' dtype only after normalisation or the log-mel spectrum, which would
+        # lose digits in half precision.
         return waveform.to(torch.promote_types(waveform.dtype, torch.float32))
 
     def _apply(self, fn: Any, recurse: bool = True) -> TransformerEncoder:
-        # Called by to(), cuda(), half(), …: only the device is taken over, see the class.
+        # Called by to(), cuda(), half(), …: only the device changes, see the class.
         device = fn(torch.empty(0, dtype=self.dtype, device=self.device)).device
         if device != self.device:
             self._hold(moved_weights(self.model, device))
@@ -136,7 +137,7 @@ class TransformerEncoder(Encoder):
         return self
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: a state that was saved with weights never overwrites the shared ones."""
+        """Do nothing: a state saved with weights must not overwrite the shared ones."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TransformerEncoder:
         memo[id(self)] = clone = type(self).__new__(type(self))
@@ -160,13 +161,13 @@ class TransformerEncoder(Encoder):
 
 
 def load_transformer(source: Source) -> TransformerEncoder:
-    """Load an encoder; weights that an equal one already holds are shared.
+    """Load an encoder; weights that an equal encoder already holds are shared.
 
     Raises:
         ImportError: transformers is not installed, or fails to import.
-        TypeError: the layer is no integer.
-        ValueError: the checkpoint is of another architecture, incomplete or damaged; the layer does
-            not exist; the device is not available.
+        TypeError: the layer is not an integer.
+        ValueError: the checkpoint has an unsupported architecture, or is incomplete or damaged; the
+            layer does not exist; the device is not available.
         OSError: the checkpoint is on the hub and cannot be fetched.
     """
     where = source.local_files_only, source.cache_dir
@@ -176,7 +177,7 @@ def load_transformer(source: Source) -> TransformerEncoder:
     if not 0 <= layer <= layers:
         raise ValueError(
             f"layer must be from 0 to {layers} for encoder {source.name!r}, but is {layer}: 0 is "
-            f"what enters the first block, {layers} what leaves the last."
+            f"the input of the first block, {layers} the output of the last."
         )
     device, dtype = checked_device(source.device), source.dtype
 
@@ -194,7 +195,7 @@ def described(
     cache_dir: str | None = None,
     weights: bool = True,
 ) -> tuple[type[TransformerEncoder], Checkpoint, Any, EncoderRow]:
-    """The architecture of a checkpoint, where it is, and what it says of its full model.
+    """Class for a checkpoint's architecture, its files, its config, and its row of the table.
 
     Args:
         name, local_files_only, cache_dir, weights: see `find_checkpoint`.
@@ -208,7 +209,7 @@ def described(
 
 
 def unsupported(checkpoint: Checkpoint, reason: str = "") -> ValueError:
-    """The error for a checkpoint that is of none of the architectures."""
+    """The error for a checkpoint of an unsupported architecture."""
     return ValueError(
         f"checkpoint {checkpoint.name!r} has model_type {checkpoint.family!r}{reason}, but must "
         f"be one of {', '.join(_CLASSES)}. Wrap any other model in a callable, see as_encoder."
@@ -216,7 +217,7 @@ def unsupported(checkpoint: Checkpoint, reason: str = "") -> ValueError:
 
 
 def checked_device(device: torch.device | str) -> torch.device:
-    """With its index, so that "cuda" and "cuda:0" are one."""
+    """Check that a device is usable, and return it with its index ("cuda" as "cuda:0")."""
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -228,7 +229,7 @@ def checked_device(device: torch.device | str) -> torch.device:
 
 
 def _restore(source: Source) -> TransformerEncoder:
-    """Unpickle: on the same device, or on the CPU where there is no such device."""
+    """Unpickle on the same device, or on the CPU if that device does not exist here."""
     try:
         checked_device(source.device)
     except ValueError:

@@ -1,8 +1,8 @@
-"""wav2vec 2.0, HuBERT, WavLM and MERT, cut off above the layer asked for.
+"""wav2vec 2.0, HuBERT, WavLM and MERT, cut off above the requested layer.
 
 "Large" models (with `do_stable_layer_norm`) normalise once more after their last block. Whether
-`hidden_states[last]` has that norm depends on the version of transformers (4.x: yes, 5.x: no), and
-so does it here, for this layer alone. The layers below it never have the norm.
+`hidden_states[last]` includes that norm depends on the version of transformers (4.x: yes, 5.x: no);
+for this one layer the encoder follows the installed version. The layers below never include it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .base import EncoderRow
 from .loading import PREPROCESSOR, Checkpoint, full_config, import_transformers, load_weights
 from .transformer import Source, TransformerEncoder, unsupported
 
-# Name in config.json -> the architecture of transformers it is built as. MERT is a HuBERT base.
+# model_type in config.json -> architecture of transformers that builds it. MERT is a HuBERT base.
 ARCHITECTURES = {
     "wav2vec2": "wav2vec2",
     "hubert": "hubert",
@@ -30,7 +30,7 @@ ARCHITECTURES = {
 _INFERENCE = {
     "layerdrop": 0.0,
     "apply_spec_augment": False,
-    "mask_time_prob": 0.0,  # with both at 0 the embedding of masked frames is not built
+    "mask_time_prob": 0.0,  # if both are 0, the embedding of masked frames is not built
     "mask_feature_prob": 0.0,
     "add_adapter": False,  # comes after the last layer
 }
@@ -39,13 +39,13 @@ _INFERENCE = {
 class Wav2VecEncoder(TransformerEncoder):
     """Convolutions over the waveform, then transformer blocks. See `TransformerEncoder`.
 
-    Nested floors (T - k) // s + 1 of the convolutions fold into a single one, so the frame count of
-    `Encoder` is exact.
+    The nested floors (T - k) // s + 1 of the convolutions fold into a single one, so `frame_count`
+    is exact.
 
     Attributes:
-        normalize: whether each waveform is given zero mean and unit variance first, as the
-            checkpoint's preprocessor says. Without its file: as is usual for the kind of
-            convolutions, with a warning.
+        normalize: whether each waveform is first brought to zero mean and unit variance, as the
+            checkpoint's preprocessor file says. Without the file, what is usual for the type of
+            convolutions is assumed, with a warning.
     """
 
     families = tuple(ARCHITECTURES)
@@ -64,15 +64,15 @@ class Wav2VecEncoder(TransformerEncoder):
         self.normalize = bool(
             (checkpoint.preprocessor or {"do_normalize": usual}).get("do_normalize", True)
         )
-        # The only layer of which versions of transformers disagree, so ask the one at hand.
+        # Versions of transformers disagree only on this layer, so ask the installed one.
         self._disputed = bool(config.do_stable_layer_norm) and self.layer == self.layers
 
     @classmethod
     def describe(cls, checkpoint: Checkpoint) -> tuple[Any, EncoderRow]:
-        """Rate of the preprocessor, hop and receptive field of the convolutions.
+        """Rate from the preprocessor; hop and receptive field from the convolutions.
 
-        The default layer is 2 for wav2vec 2.0 and base models, 3 for large HuBERT and WavLM and for
-        MERT. MERT models that are no HuBERT are refused.
+        The default layer is 2 for wav2vec 2.0 and base models, and 3 for large HuBERT and WavLM and
+        for MERT. MERT models that are not a HuBERT are refused.
         """
         family, mert = checkpoint.family, checkpoint.family == "mert_model"
         for key in ("deepnorm", "feature_extractor_cqt"):
@@ -89,7 +89,7 @@ class Wav2VecEncoder(TransformerEncoder):
 
     @classmethod
     def load_model(cls, checkpoint: Checkpoint, layer: int) -> Any:
-        """The model with `layer` blocks, its positional convolution with one plain weight."""
+        """The model with `layer` blocks, and its positional convolution with one plain weight."""
         config, _ = cls.describe(checkpoint)
         above = config.num_hidden_layers - layer
         config.num_hidden_layers = layer
@@ -108,7 +108,8 @@ class Wav2VecEncoder(TransformerEncoder):
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             # The attention of WavLM in transformers takes masks of two types, which torch dislikes.
             warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask")
-            # Generators are restored because transformers 4.x draws for layer drop even here.
+            # Generators are restored because transformers 4.x draws for layer drop even in
+            # evaluation.
             output = self.model(flat.to(self.dtype), **options)
         return output.hidden_states[-1] if self._disputed else output[0]
 
@@ -127,7 +128,7 @@ class Wav2VecEncoder(TransformerEncoder):
 
 
 def receptive_field(config: Any) -> int:
-    """Samples a frame sees. A kernel k widens it by k - 1 steps of the strides below."""
+    """Samples that a frame covers; a kernel k adds k - 1 steps of the strides below it."""
     field, step = 1, 1
     for kernel, stride in zip(config.conv_kernel, config.conv_stride):
         field += (kernel - 1) * step
@@ -136,7 +137,7 @@ def receptive_field(config: Any) -> int:
 
 
 def normalize_input(waveform: Tensor) -> Tensor:
-    """Zero mean and unit variance along time, as the checkpoints' own preprocessor does it.
+    """Bring to zero mean and unit variance along time, as the checkpoints' own preprocessor does.
 
     Args:
         waveform: (..., T).
@@ -150,7 +151,7 @@ def normalize_input(waveform: Tensor) -> Tensor:
 
 
 def _fold_weight_norm(model: Any) -> None:
-    """The positional convolution with one plain weight: frozen, it need not be split."""
+    """Merge the positional convolution's weight: once frozen, it need not be split."""
     convolution = model.encoder.pos_conv_embed.conv
     if nn.utils.parametrize.is_parametrized(convolution, "weight"):
         nn.utils.parametrize.remove_parametrizations(convolution, "weight")
@@ -161,19 +162,19 @@ def _fold_weight_norm(model: Any) -> None:
 # --- Layer-norm convolutions without copies -------------------------------------------------------
 #
 # The feature encoders of "large" models normalise over the channels after each convolution: conv,
-# transpose, norm, transpose, activation. The norm wants the channels last in memory and torch's
-# one-dimensional convolution wants time last, so both copy: on a CPU a fifth of what these layers
-# take, and far more of their backward pass (`benchmarks/results/encoders.md`). A two-dimensional
-# convolution of height 1 takes channels that come last as they are, and every transpose is a view.
+# transpose, norm, transpose, activation. The norm needs the channels last in memory and torch's
+# one-dimensional convolution needs time last, so both copy: on a CPU this is a fifth of these
+# layers' time, and far more in their backward pass (`benchmarks/results/encoders.md`). A
+# two-dimensional convolution of height 1 accepts channels last, and every transpose is a view.
 # Group-norm models ("base") have no transposes and gain nothing.
 
 
 class ChannelsLastConvLayer(nn.Module):
     """Convolution over time, layer norm over channels, activation; (B, C, T) -> (B, C', T').
 
-    Equal to the layer it is made of up to rounding, with its submodules under their names, so that
-    checkpoints fit. The result of a CPU is laid out (B, T', C'). Elsewhere the convolution stays
-    one-dimensional: the gain was measured on a CPU alone.
+    Equal up to rounding to the layer it replaces, whose submodules keep their names, so that
+    checkpoints fit. On a CPU the result is laid out as (B, T', C'). Elsewhere the convolution stays
+    one-dimensional, because the gain was measured only on a CPU.
 
     Args:
         layer: a layer with `conv`, `layer_norm` and `activation`, in this order.
@@ -195,7 +196,7 @@ class ChannelsLastConvLayer(nn.Module):
         weight, bias, (stride,) = self.conv.weight, self.conv.bias, self.conv.stride
         if x.device.type != "cpu":
             return self.conv(x).transpose(-2, -1)
-        if x.shape[1] == 1:  # windows of the waveform, a product with each
+        if x.shape[1] == 1:  # as products with windows of the waveform
             return nn.functional.linear(
                 x.squeeze(1).unfold(-1, weight.shape[-1], stride), weight[:, 0], bias
             )
@@ -204,7 +205,7 @@ class ChannelsLastConvLayer(nn.Module):
 
 
 def keep_channels_last(model: Any) -> None:
-    """Replace the layer-norm convolutions of transformers in a wav2vec-like model, in place."""
+    """Replace the layer-norm convolutions in a wav2vec-like model of transformers, in place."""
     layers = model.feature_extractor.conv_layers
     for index, layer in enumerate(layers):
         if isinstance(getattr(layer, "layer_norm", None), nn.LayerNorm):

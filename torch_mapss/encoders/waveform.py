@@ -1,4 +1,4 @@
-"""The waveform itself as features: the paper's ablation, and the cheapest encoder there is."""
+"""The waveform itself as features: the paper's ablation, and the cheapest encoder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .base import Encoder
 
 
 class WaveformEncoder(Encoder):
-    """Frames of 400 samples every 320, at 16 kHz; a strided view, no sample is copied.
+    """Raw frames of 400 samples every 320, at 16 kHz: a strided view, without a copy.
 
     Args:
         dtype: float32 or float64; None keeps the waveform's own (half precision becomes float32).

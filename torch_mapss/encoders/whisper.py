@@ -1,10 +1,10 @@
-"""The encoder of Whisper, cut off above the layer asked for, over a log-mel spectrum made in torch.
+"""Whisper's encoder, cut off above the requested layer, on a log-mel spectrum computed in torch.
 
 Transformers pads every clip to 30 s of silence and lets attention see it all. Here a clip keeps its
-length: the spectrum is that of the clip alone, the positions are cut to it, and what comes out
-equals transformers' encoder on `WhisperFeatureExtractor(..., padding="do_not_pad")` with as many
-positions. Layer 0 is what enters the first block, convolutions and positions included; the last
-layer includes the norm that follows it, as `hidden_states` of transformers does.
+length: the spectrum is that of the clip alone, the positions are cut to it, and the output equals
+that of transformers' encoder on `WhisperFeatureExtractor(..., padding="do_not_pad")` with as many
+positions. Layer 0 is the input of the first block, after convolutions and positions; the last layer
+includes the norm that follows it, as in `hidden_states` of transformers.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ DYNAMIC_RANGE = 8.0  # decades below the loudest point of a clip
 class WhisperEncoder(TransformerEncoder):
     """Hidden states of Whisper's encoder, 50 frames a second. See `TransformerEncoder`.
 
-    Frame f is transformers' frame f. It comes of five spectra of 400 samples, 10 ms apart, the
-    middle one centred on sample 320 f (the clip is mirrored at its ends). The grid is the one of
-    the other encoders, frame f having the samples from 320 f to 320 f + 400: these are
-    within what the frame sees, with their centre 12.5 ms after that of the frame. What hangs over
-    the end of the clip by half a window or more is left out.
+    Frame f is transformers' frame f. It is computed from five spectra of 400 samples, 10 ms apart,
+    the middle one centred on sample 320 f (the clip is mirrored at its ends). The grid is that of
+    the other encoders, where frame f covers samples 320 f to 320 f + 400: these lie within what the
+    frame depends on, but their centre is 12.5 ms later than the frame's. Frames that extend beyond
+    the end of the clip by half a window or more are left out.
 
-    Attention and the floor of the spectrum, eight decades below its loudest point, reach over the
-    whole clip. There are positions for 30 s; longer clips are refused, never cut.
+    Attention, and the floor of the spectrum at eight decades below its loudest point, extend over
+    the whole clip. There are positions for 30 s; longer clips are refused, never cut.
     """
 
     families = ("whisper",)
 
     @classmethod
     def describe(cls, checkpoint: Checkpoint) -> tuple[Any, EncoderRow]:
-        """Of the preprocessor; without its file, what Whisper has. Layer 1: the first block."""
+        """Settings from the preprocessor file, or Whisper's defaults; layer 1, the first block."""
         config = full_config(checkpoint, "whisper", {"encoder_layerdrop": 0.0})
         preprocessor = checkpoint.preprocessor or {}
         rate = int(preprocessor.get("sampling_rate", 16_000))
@@ -53,7 +53,7 @@ class WhisperEncoder(TransformerEncoder):
 
     @classmethod
     def load_model(cls, checkpoint: Checkpoint, layer: int) -> Any:
-        """The encoder alone with `layer` blocks, under the name it has in the whole model."""
+        """The encoder alone, with `layer` blocks, under its name in the whole model."""
         import_transformers()
         from transformers.models.whisper import modeling_whisper
 
@@ -72,8 +72,8 @@ class WhisperEncoder(TransformerEncoder):
         return nn.ModuleDict({"encoder": encoder})
 
     def _encode(self, flat: Tensor) -> Tensor:
-        # The modules are those of transformers, called one by one: its own forward takes clips of
-        # 30 s and no others.
+        # The modules of transformers are called one by one, because its own forward accepts only
+        # clips of 30 s.
         spectrum = log_mel(
             flat, self.config.num_mel_bins, self.sample_rate, self.receptive_field, self.hop // 2
         ).to(self.dtype)
@@ -100,11 +100,11 @@ def log_mel(
     window: int = 400,
     step: int = 160,
 ) -> Tensor:
-    """Whisper's log-mel spectrum, as transformers' `WhisperFeatureExtractor` makes it.
+    """Whisper's log-mel spectrum, as computed by transformers' `WhisperFeatureExtractor`.
 
     log10 of the mel energies of Hann windows centred on every `step`-th sample (the waveform is
-    mirrored at its ends), not below 1e-10 nor more than eight decades below the clip's largest
-    value, then (x + 4) / 4. Differentiable, the floor included.
+    mirrored at its ends), clamped to 1e-10 and to eight decades below the clip's largest value,
+    then (x + 4) / 4. Differentiable, including the floor.
 
     Args:
         waveform: (..., T), T above `window / 2`.
@@ -127,7 +127,7 @@ def log_mel(
 
 
 def _run_block(block: Any, hidden: Tensor) -> Tensor:
-    """A transformer block, whose call differs between versions of transformers."""
+    """Call a transformer block, whose signature differs between versions of transformers."""
     options: dict[str, Any] = {"attention_mask": None}
     if "layer_head_mask" in inspect.signature(block.forward).parameters:  # 4.x requires it
         options["layer_head_mask"] = None
