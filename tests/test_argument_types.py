@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from made_up_results import compared, three_systems
 from public_calls import embeddings, frames, mapss, waveforms
 
 import torch_mapss
@@ -69,6 +70,14 @@ def _evaluated(**options: Any) -> Any:
     )
 
 
+def _comparison(**options: Any) -> Any:
+    return compared(three_systems(), **options)
+
+
+def _bootstrap(**options: Any) -> Any:
+    return _bounds(tail="bootstrap", **options)
+
+
 # Function, argument, a NumPy number that it takes, the text of a number that it refuses.
 NUMBERS: list[tuple[Callable[..., Any], str, Any, str]] = [
     (_scorer, "seed", np.int64(3), "3"),
@@ -110,6 +119,11 @@ NUMBERS: list[tuple[Callable[..., Any], str, Any, str]] = [
     (_evaluated, "sample_frames", np.int64(5), "5"),
     (_evaluated, "seed", np.int64(1), "1"),
     (_evaluated, "confidence", np.float64(0.9), "0.9"),
+    (_evaluated, "sample_frames", 5.0, "5.0"),
+    (_evaluated, "excerpts", 1.0, "1"),
+    (_evaluated, "excerpts", torch.tensor(1), "1"),
+    (_bootstrap, "draws", 20.0, "20"),
+    (_comparison, "alpha", np.array(0.1), "0.1"),
 ]
 IDS = [f"{function.__name__.strip('_')}-{argument}" for function, argument, *_ in NUMBERS]
 QUICK = {"encoder": "mel", "measures": "decomposition", "device": "cpu"}

@@ -44,6 +44,9 @@ class Score:
         return self.frame_field == self.name
 
 
+#: The measures that are computed from waveforms alone, beside those of the pipeline.
+ENERGY_MEASURES = ("si_sdr", "bss")
+
 _SHARE = (0.0, 1.0)
 _AT_MOST_0 = (None, 0.0)
 _FARTHER = "silence and muffled outputs lie farther away than the reference does"

@@ -49,11 +49,32 @@ def test_frames_of_excerpts_are_those_of_the_whole():
 
 
 @pytest.mark.parametrize(
-    "excerpts", [[], [(0, 100_001)], [(9000, 8000)], [(0, 9000), (8000, 16_000)], [(-1, 9000)]]
+    "excerpts",
+    [
+        [],
+        [(0, 100_001)],
+        [(9000, 8000)],
+        [(0, 9000), (8000, 16_000)],
+        [(-1, 9000)],
+        [(5, 5)],
+        [(0, 8000, 16_000)],
+        [(0, 8000), (9000,)],
+        [0, 8000],
+        [(0.5, 8000)],
+    ],
 )
 def test_excerpts_lie_in_the_signal_one_after_another(excerpts):
-    with pytest.raises(ValueError, match="excerpts must be"):
+    with pytest.raises((ValueError, TypeError), match="excerpts must be"):
         MAPSS("mel").prepare(bursts(1.0), excerpts=excerpts)
+
+
+def test_excerpts_are_pairs_of_any_whole_numbers():
+    edges = torch.tensor([[0, 8000], [8000, 16_000]])
+    mapss = MAPSS("mel", measures="decomposition")
+    banks = [mapss.prepare(bursts(1.0), excerpts=pairs) for pairs in (edges, edges.numpy())]
+    expected = mapss.prepare(bursts(1.0), excerpts=[(0, 8000), (8000.0, 16_000)])
+    for bank in banks:
+        assert torch.equal(bank.groups[0].scored, expected.groups[0].scored)
 
 
 @pytest.mark.parametrize("draw", ["a", "b"])
@@ -97,3 +118,14 @@ def test_frames_are_drawn_anew_for_every_mixture_and_alike_for_its_systems():
     assert int(drawn[0].any(0).sum()) == 6
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_numbers_of_a_table_count_excerpts_and_frames():
+    """Tables give whole numbers as floats."""
+    references = bursts(4.0)
+    common = {"estimates": leaky(references), "references": references, **OPTIONS}
+    counts = {"excerpts": 2, "excerpt_seconds": 1, "sample_frames": 20}
+    as_floats = {name: float(count) for name, count in counts.items()}
+    whole, floats = (torch_mapss.evaluate(**common, **how) for how in (counts, as_floats))
+    assert whole.scores.equals(floats.scores)
+    assert whole.settings == floats.settings

@@ -12,9 +12,19 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from separations import RATE, leaky, sources, write, write_all
+from separations import RATE, entries_of, leaky, sources, write, write_all, write_manifest
+from stub_scorers import Weighted
 
-from torch_mapss import MAPSS, Report, compare, evaluate, evaluate_set
+from torch_mapss import (
+    MAPSS,
+    DistortionBank,
+    Report,
+    compare,
+    evaluate,
+    evaluate_set,
+    load_encoder,
+    score_mixture,
+)
 from torch_mapss.audio.waveforms import resample
 from torch_mapss.evaluation.results import load_results
 
@@ -58,6 +68,26 @@ def test_files_score_as_the_pipeline_does(tmp_path, mapss):
         assert row.log_foreign_distance == pytest.approx(foreign.log().mean().item(), rel=1e-6)
         assert row.frames == int(pooled.frames[0, source_index]) > 0
     assert report.notes == ()
+
+
+@pytest.mark.parametrize("make", [partial(load_encoder, "mel"), Weighted], ids=["mel", "own"])
+def test_encoders_are_passed_as_objects_everywhere(make, tmp_path):
+    encoder = make()
+    settings: dict[str, Any] = {"encoder": encoder, "measures": "ps", "bank_size": 5}
+    waves = resample(TRUTH, RATE, encoder.sample_rate), resample(MADE, RATE, encoder.sample_rate)
+    bank = DistortionBank("separation", size=5)
+    mapss = MAPSS(encoder, measures="separation", separation_bank=bank)
+    expected = mapss(waves[1], waves[0]).utterance().ps[0]
+    report = evaluate(estimates=waves[1], references=waves[0], device="cpu", **settings)
+    assert report.scores["ps"].tolist() == pytest.approx(expected.tolist(), rel=1e-6)
+    manifest = write_manifest(tmp_path / "set", 1, ("one",))
+    table = evaluate_set(manifest, out=tmp_path / "out", device="cpu", **settings).scores
+    assert table["ps"].notna().all()
+    (entry,) = entries_of(manifest)
+    entry["references"] = [str(manifest.parent / name) for name in entry["references"]]
+    entry["systems"] = {"one": [str(manifest.parent / name) for name in entry["systems"]["one"]]}
+    rows = score_mixture(entry, device="cpu", **settings)
+    assert [row["ps"] for row in rows] == pytest.approx(table["ps"].tolist(), rel=1e-6)
 
 
 def test_only_what_is_asked_for_is_there(mapss):

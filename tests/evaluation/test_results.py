@@ -19,6 +19,7 @@ from torch_mapss import compare, evaluate, evaluate_set
 from torch_mapss.evaluation.manifest import load_manifest
 from torch_mapss.evaluation.results import Results, load_results, records
 from torch_mapss.evaluation.results_folder import frames_path
+from torch_mapss.evaluation.settings import read_config
 from torch_mapss.evaluation.shard import Shard
 from torch_mapss.score_table import FRAME_SCORES, SCORES, present
 
@@ -175,6 +176,20 @@ def test_folders_that_are_no_results_are_refused(manifest, results, copied, tmp_
     (copied / "mixtures.json").write_text(json.dumps(listed))
     with pytest.raises(ValueError, match=r"nothing in .* is scored yet.*goes on where it stopped"):
         load_results(copied)
+
+
+def test_the_root_of_results_that_were_read_already_can_be_another(results, tmp_path):
+    assert load_results(results) is results
+    moved = load_results(results, root=tmp_path)
+    assert moved.audio("m0").references[0] == str(tmp_path / "m0" / "truth" / "a.wav")
+    assert moved.items is results.items
+
+
+def test_settings_of_results_of_python_are_no_config(folder, manifest):
+    with pytest.raises(ValueError, match="made with a mapss= of Python"):
+        read_config(folder / "settings.json")
+    with pytest.raises(ValueError, match=r"use the same settings \(its mapss=\)"):
+        score_set(manifest, folder, small_mapss(loudness=-20.0))
 
 
 def test_tables_are_exports_and_not_read_back(results, copied):

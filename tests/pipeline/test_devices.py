@@ -140,8 +140,12 @@ def test_memory_changes_no_score(settings):
 def test_memory_is_bytes_or_a_text():
     texts = {"auto": None, "1GiB": 2**30, "1.5 g": 3 * 2**29, "512MB": 2**29, 2**25: 2**25}
     assert [*map(checked_memory, texts)] == [*texts.values()]
-    for wrong in ("much", "1.2.3G", "", 0, -5, "3k", float("inf"), float("nan")):
-        with pytest.raises(ValueError, match="16 MiB"):
+    assert [*map(checked_memory, ("1e9", 1e18))] == [10**9, 10**18]
+    for small in (0, "3k", "1e6"):
+        with pytest.raises(ValueError, match="at least 16 MiB"):
+            MAPSS("mel", memory=small)
+    for wrong in ("much", "1.2.3G", "", -5, "1e999", float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="must be a number of bytes"):
             MAPSS("mel", memory=wrong)
     for value in (None, True, [1]):
         with pytest.raises(TypeError, match="bytes"):

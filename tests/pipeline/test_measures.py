@@ -29,6 +29,12 @@ def test_names_of_measures():
             checked_measures(wrong)
     with pytest.raises(TypeError, match="measures"):
         checked_measures(3)  # type: ignore[arg-type]
+    for ratio in ("sdr", "si_sdr", "bss"):
+        refused = rf"of their scores \(clearance, .*got '{ratio}'.*by torch_mapss.evaluate"
+        with pytest.raises(ValueError, match=refused):
+            checked_measures(["ps", ratio])
+    assert checked_measures(["sdr", "ps"], ("si_sdr", "bss")) == ("separation", "bss")
+    assert checked_measures("si_sdr", ("si_sdr", "bss")) == ("si_sdr",)
 
 
 @pytest.mark.parametrize("segment", [None, 1.0])

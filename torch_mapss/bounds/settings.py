@@ -53,18 +53,19 @@ def check_confidence(confidence: float) -> float:
 
 def checked(settings: BoundSettings) -> BoundSettings:
     """The same settings; TypeError or ValueError if one is not in its range."""
-    check_confidence(settings.confidence)
     checks.check_choice(settings.convention, "convention", CONVENTIONS)
     checks.check_choice(settings.tail, "tail", TAILS)
+    values: dict[str, Any] = {"confidence": check_confidence(settings.confidence)}
     if isinstance(settings.n_eff, str):
         checks.check_choice(settings.n_eff, "n_eff", ("bartlett",))
     else:
-        checks.check_real(settings.n_eff, "n_eff", "(0, 1]", "It is a share, or 'bartlett'.")
+        share = "It is a share, or 'bartlett'."
+        values["n_eff"] = checks.check_real(settings.n_eff, "n_eff", "(0, 1]", share)
     for name in ("c", "c1", "c2", "cap"):
         if name != "cap" or settings.cap != math.inf:
-            checks.check_real(getattr(settings, name), name, "(0, inf)")
+            values[name] = checks.check_real(getattr(settings, name), name, "(0, inf)")
     why = "It is the share of the largest eigenvalue added to the least one; the paper takes 0.05."
-    checks.check_real(settings.floor, "floor", "(0, 1]", why)
-    checks.check_whole(settings.draws, "draws", 1)
-    checks.check_seed(settings.seed)
-    return settings
+    values["floor"] = checks.check_real(settings.floor, "floor", "(0, 1]", why)
+    values["draws"] = checks.check_whole(settings.draws, "draws", 1)
+    values["seed"] = checks.check_seed(settings.seed)
+    return settings._replace(**values)

@@ -63,7 +63,5 @@ def checked(settings: Settings) -> Settings:
         alpha=checks.check_real(settings.alpha, "alpha", "[0, 1]", kernel),
         time=checks.check_real(settings.time, "time", "(0, inf)", "It counts diffusion steps."),
         energy=checks.check_real(settings.energy, "energy", "(0, 1]", share),
-        max_dimension=None
-        if dimension is None
-        else checks.check_whole(dimension, "max_dimension", 1),
+        max_dimension=dimension,
     )

@@ -315,8 +315,8 @@ def compare(
     """
     import pandas
 
-    checks.check_real(alpha, "alpha", "(0, 1)")
-    checks.check_real(confidence, "confidence", "(0, 1)")
+    alpha = checks.check_real(alpha, "alpha", "(0, 1)")
+    confidence = checks.check_real(confidence, "confidence", "(0, 1)")
     checks.check_choice(weight, "weight", [*WEIGHTS])
     several = [results] if isinstance(results, Results | str | os.PathLike) else results
     loaded = [load_results(folder) for folder in several]

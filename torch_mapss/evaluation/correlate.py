@@ -159,11 +159,13 @@ def checked_settings(**settings: Any) -> CorrelationSettings:
             f"{', '.join(unknown)}."
         )
     checked = CorrelationSettings(**settings)
-    check_confidence(checked.confidence)
     checks.check_choice(checked.convention, "convention", CONVENTIONS)
-    checks.check_real(checked.source_correlation, "source_correlation", "[-1, 1]")
-    draws = checks.check_whole(checked.draws, "draws", 0)
-    return checked._replace(draws=draws)
+    correlation = checks.check_real(checked.source_correlation, "source_correlation", "[-1, 1]")
+    return checked._replace(
+        confidence=check_confidence(checked.confidence),
+        source_correlation=correlation,
+        draws=checks.check_whole(checked.draws, "draws", 0),
+    )
 
 
 def scored_outputs(

@@ -26,7 +26,7 @@ def process_map(workers: int, threads: int | None = None) -> Iterator[Map]:
         workers: number of processes. The GPUs that are there are shared out round robin.
         threads: CPU threads of each; None: the processors of this machine, shared out.
     """
-    checks.check_whole(workers, "--workers", 1)
+    workers = checks.check_whole(workers, "--workers", 1)
     threads = threads or max(1, (os.cpu_count() or 1) // workers)
     # Not forked: a copy of a process that has threads or uses a GPU may hang.
     context = multiprocessing.get_context("spawn")

@@ -82,7 +82,7 @@ def choose(results: Results, count: int = 12, *, seed: int = 0) -> list[list[Row
     Raises:
         ValueError: a count below 1, or nothing that is scored.
     """
-    check_whole(count, "count", 1)
+    count = check_whole(count, "count", 1)
     scored = results.scores[results.scores["status"] == "ok"]
     files = zip(scored["estimate"], scored["reference"])
     same = [len({results.sha256.get(path, path) for path in pair}) == 1 for pair in files]

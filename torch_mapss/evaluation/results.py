@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -214,7 +214,7 @@ def load_results(
     Also while it is being written: what is not scored yet is in ``pending``.
 
     Args:
-        folder: of the results; what is read already comes back as it is.
+        folder: of the results, or results that were read already.
         root: the folder that audio paths are relative to, where the audio was moved; else where
             it was, or where it lies now as seen from the results if both moved together.
 
@@ -228,7 +228,7 @@ def load_results(
         UserWarning: a damaged file of records, whose mixture counts as not scored.
     """
     if isinstance(folder, Results):
-        return folder
+        return folder if root is None else replace(folder, root=os.fspath(root))
     folder = os.fspath(folder)
     needed = ("settings.json", "mixtures.json")
     missing = [file for file in needed if not os.path.isfile(os.path.join(folder, file))]

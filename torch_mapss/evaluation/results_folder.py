@@ -229,16 +229,17 @@ def claim(
         return
     from torch_mapss.core.checks import differing  # late: the command line imports this module
 
-    stored = io.read_json(path, "settings")["settings"]
+    stored = io.read_json(path, "settings")
     unlike = [
         f"{key}: {short(stored_value)} there, {short(value)} now"
-        for key, stored_value, value in differing(stored, settings)
+        for key, stored_value, value in differing(stored["settings"], settings)
     ]
     if unlike:
+        source = "--config settings.json of that folder" if "options" in stored else "its mapss="
         raise ValueError(
             f"{io.shown(folder)!r} holds results of other settings ({'; '.join(unlike)}). "
             "Scores of unlike settings do not belong in one table: name another folder, or use "
-            "the same settings (--config settings.json of that folder)."
+            f"the same settings ({source})."
         )
 
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_mapss.evaluation import io
-from torch_mapss.score_table import SCORES
+from torch_mapss.score_table import ENERGY_MEASURES
 
 if TYPE_CHECKING:
     import torch
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 BANK_SETTINGS = ("bank_size", "only", "without", "seed")  # of the banks that mapss_of makes
 #: The settings that name an encoder.
 ENCODERS = ("encoder", "match_encoder", "decomposition_encoder")
-#: The measures that are computed from waveforms alone, beside those of the pipeline.
-ENERGY_MEASURES = ("si_sdr", "bss")
 #: The measures that need the encoder of PS and PM.
 ENCODER_MEASURES = ("separation", "match")
 # Numbers that YAML 1.1 reads as text, for want of a decimal point or a sign: 1e-3, 9E5, 1.5e3.
@@ -110,30 +108,10 @@ def _plain_type(value: Any) -> Any:
 
 
 def checked_measures(measures: str | Iterable[str]) -> tuple[str, ...]:
-    """Names of measures, in order, from names of measures and of scores.
-
-    Raises:
-        TypeError: neither a name nor several.
-        ValueError: an unknown name, or no name at all.
-    """
+    """Names of measures, the energy ratios among them; see the function of the pipeline."""
     from torch_mapss.pipeline import measures as pipeline
 
-    if not isinstance(measures, Iterable):
-        return pipeline.checked_measures(measures)  # which refuses it
-    names = [measures] if isinstance(measures, str) else [*measures]
-    families = [SCORES[name].measure if name in SCORES else name for name in names]
-    energy = tuple(name for name in ENERGY_MEASURES if name in families)
-    computed = [name for name in families if name not in ENERGY_MEASURES]
-    for name in computed:
-        if not isinstance(name, str) or pipeline.measure_of(name) not in pipeline.MEASURES:
-            measures_known = (*pipeline.MEASURES, *ENERGY_MEASURES)
-            raise ValueError(
-                f"measures must be names of measures ({', '.join(measures_known)}) or of scores "
-                f"({', '.join(SCORES)}), got {name!r}."
-            )
-    if energy and not computed:
-        return energy
-    return (*pipeline.checked_measures(computed), *energy)
+    return pipeline.checked_measures(measures, ENERGY_MEASURES)
 
 
 def scoring_settings(settings: Mapping[str, Any]) -> ScoringSettings:
@@ -143,7 +121,7 @@ def scoring_settings(settings: Mapping[str, Any]) -> ScoringSettings:
 
     fields = ScoringSettings._fields
     checked = ScoringSettings(**{name: settings[name] for name in fields if name in settings})
-    check_confidence(checked.confidence)
+    changes: dict[str, Any] = {"confidence": check_confidence(checked.confidence)}
     choices: dict[str, Any] = {"channels": ("mean", "each"), "align": (None, "shift")}
     choices |= {"tail": TAILS, "bounds_convention": (None, *CONVENTIONS)}
     for name, allowed in choices.items():
@@ -151,17 +129,19 @@ def scoring_settings(settings: Mapping[str, Any]) -> ScoringSettings:
     for name in ("permute", "trim", "bounds"):
         if getattr(checked, name) not in (False, True):
             raise TypeError(f"{name} must be true or false, got {getattr(checked, name)!r}.")
+        changes[name] = bool(getattr(checked, name))
     for name in ("sample_frames", "excerpts"):
         if getattr(checked, name) is not None:
-            checks.check_whole(getattr(checked, name), name, 1)
-    checks.check_real(checked.excerpt_seconds, "excerpt_seconds", "[1, inf)")
+            changes[name] = checks.check_whole(getattr(checked, name), name, 1)
+    seconds = checks.check_real(checked.excerpt_seconds, "excerpt_seconds", "[1, inf)")
+    changes["excerpt_seconds"] = seconds
     if checked.bounds and (checked.excerpts is not None or checked.channels == "each"):
         raise ValueError(
             'bounds are of whole clips and one channel: leave out bounds, or excerpts and "each".'
         )
-    if checked.measures is None:
-        return checked
-    return checked._replace(measures=checked_measures(checked.measures))
+    if checked.measures is not None:
+        changes["measures"] = checked_measures(checked.measures)
+    return checked._replace(**changes)
 
 
 def mapss_of(
@@ -249,6 +229,11 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ValueError(f"{name} is neither YAML nor JSON: {cause}.") from None
     if isinstance(content, Mapping) and {"settings", "options"} <= set(content):
         content = content["options"]
+    elif isinstance(content, Mapping) and {"settings", "protocol"} <= set(content):
+        raise ValueError(
+            f"{name} belongs to results that were made with a mapss= of Python, which no options "
+            "describe: score in Python with the same MAPSS, or write the options down."
+        )
     if not isinstance(content, Mapping):
         raise ValueError(f"{name} must hold lines of `option: value`.")
     return checked_names({key: _number(value) for key, value in content.items()}, name)

@@ -76,7 +76,7 @@ def worst_segments(
     """
     from pandas import DataFrame
 
-    check_whole(count, "count", 1)
+    count = check_whole(count, "count", 1)
     names = _listed_measures(results, measures)
     systems = [*results.systems] if controls else without_controls(results.systems)
     worst: dict[str, list[Row]] = {name: [] for name in names}

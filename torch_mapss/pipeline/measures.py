@@ -8,15 +8,14 @@ on disk follow from the record.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from torch_mapss.core import checks
 from torch_mapss.core.decomposition import decomposition_scores
 from torch_mapss.core.frame_batches import Score
 from torch_mapss.core.match import match_scores
 from torch_mapss.core.separation import separation_scores
-from torch_mapss.score_table import SCORES
+from torch_mapss.score_table import ENERGY_MEASURES, SCORES, scores_of
 
 
 @dataclass(frozen=True)
@@ -92,11 +91,14 @@ def measure_of(name: str) -> str:
     return name
 
 
-def checked_measures(measures: str | Iterable[str] | None) -> tuple[str, ...]:
+def checked_measures(
+    measures: str | Iterable[str] | None, beside: Sequence[str] = ()
+) -> tuple[str, ...]:
     """Names of measures in the order of :data:`MEASURES`; None: all.
 
     Args:
         measures: a name or several, of measures or of scores, which stand for their measure.
+        beside: names of measures that the caller computes itself; they come last.
 
     Raises:
         TypeError: neither a name nor several.
@@ -107,12 +109,22 @@ def checked_measures(measures: str | Iterable[str] | None) -> tuple[str, ...]:
     names = (measures,) if isinstance(measures, str) else measures
     if not isinstance(names, Iterable):
         raise TypeError(f"measures must be a name or several, got {measures!r}.")
-    measure_names = [measure_of(name) if isinstance(name, str) else name for name in names]
-    for name in measure_names:
-        checks.check_choice(name, "measures", tuple(MEASURES))
-    if not measure_names:
-        raise ValueError(f"measures must name at least one of {', '.join(MEASURES)}, got none.")
-    return tuple(name for name in MEASURES if name in measure_names)
+    computed = (*MEASURES, *beside)
+    chosen: set[str] = set()
+    for name in names:
+        measure = measure_of(name) if isinstance(name, str) else None
+        if measure not in computed:
+            scores = ", ".join(scores_of(computed))
+            elsewhere = measure in ENERGY_MEASURES
+            hint = " Energy ratios are computed by torch_mapss.evaluate." if elsewhere else ""
+            raise ValueError(
+                f"measures must be names of measures ({', '.join(computed)}) or of their scores "
+                f"({scores}), got {name!r}.{hint}"
+            )
+        chosen.add(measure)
+    if not chosen:
+        raise ValueError(f"measures must name at least one of {', '.join(computed)}, got none.")
+    return tuple(name for name in computed if name in chosen)
 
 
 def with_encoder(measures: Iterable[str]) -> list[Measure]:

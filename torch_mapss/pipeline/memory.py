@@ -5,6 +5,7 @@ A budget changes how many things are done at a time, never what is computed.
 
 from __future__ import annotations
 
+import math
 import numbers
 import re
 from collections.abc import Iterator
@@ -52,13 +53,14 @@ def checked_memory(memory: Any) -> int | None:
     text = str(memory).strip().lower()
     if text == "auto":
         return None
-    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([kmgt]?)i?b?", text)
-    amount = float(match[1]) * 1024 ** " kmgt".index(match[2] or " ") if match else 0.0
-    if amount < _LEAST:
+    match = re.fullmatch(r"((?:\d+\.?\d*|\.\d+)(?:e\+?\d+)?)\s*([kmgt]?)i?b?", text)
+    if match is None or not math.isfinite(float(match[1])):
         raise ValueError(
-            f"memory must be at least 16 MiB to work in, as a number of bytes, a text like '2GiB' "
-            f"or 'auto', got {memory!r}."
+            f"memory must be a number of bytes, a text like '2GiB' or 'auto', got {memory!r}."
         )
+    amount = float(match[1]) * 1024 ** " kmgt".index(match[2] or " ")
+    if amount < _LEAST:
+        raise ValueError(f"memory must be at least 16 MiB to work in, got {memory!r}.")
     return int(amount)
 
 
