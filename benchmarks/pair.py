@@ -1,23 +1,35 @@
-"""What clearance and fidelity cost beside PS and PM, and beside the encoder.
+"""What clearance and fidelity cost: beside PS and PM, the encoder, and an earlier version.
 
-    python benchmarks/pair.py [--seconds 10] [--encoder mel] [--rounds 3]
+    python benchmarks/pair.py [--seconds 10] [--encoder mel] [--rounds 3] [--before COMMIT]
 
 Preparing (distort, normalise, encode), scoring of all frames, and forward with backward, for the
 pair alone and for PS and PM alone, in turn in one process; processor seconds, the least of the
 rounds. The real-time factor is preparing and scoring together over the duration.
+
+``--before`` takes the package of another commit out of git into a temporary folder and runs the
+pair of both versions in two processes that work in turn, never at once.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 from common import RATE, in_turn, leaky, table, voices
 
 from torch_mapss import MAPSS
 
-SETS = {"clearance, fidelity": ("decomposition",), "PS, PM": ("separation", "match")}
+HERE = Path(__file__).resolve().parent
+PAIR, PAPER = "clearance, fidelity", "PS, PM"
+SETS = {PAIR: ("decomposition",), PAPER: ("separation", "match")}
 
 
 def step(mapss: MAPSS, estimates: torch.Tensor, bank: object, measures: tuple[str, ...]) -> None:
@@ -28,46 +40,119 @@ def step(mapss: MAPSS, estimates: torch.Tensor, bank: object, measures: tuple[st
     sum(getattr(scores, name).sum() for name in fields).backward()
 
 
+def works(seconds: float, encoder: str, names: tuple[str, ...]) -> dict[str, Callable[[], None]]:
+    """What is timed, by name, for some of the measures of ``SETS``."""
+    references = voices(seconds).unsqueeze(0)
+    estimates = leaky(references)
+    mapss = MAPSS(encoder)
+
+    def score(bank: object, measures: tuple[str, ...]) -> None:
+        with torch.no_grad():
+            mapss(estimates, bank, measures=measures)
+
+    runs: dict[str, Callable[[], None]] = {}
+    for name in names:
+        measures = SETS[name]
+        bank = mapss.prepare(references, measures=measures)
+        runs[f"preparing {name}"] = partial(mapss.prepare, references, measures=measures)
+        runs[f"scoring {name}"] = partial(score, bank, measures)
+        runs[f"forward and backward, {name}"] = partial(step, mapss, estimates, bank, measures)
+    return runs
+
+
+# ------------------------------------------------------------------------------------------------
+# An earlier version
+# ------------------------------------------------------------------------------------------------
+
+
+def answer(options: argparse.Namespace) -> None:
+    """Run each step that a line of the input names; print its processor seconds."""
+    runs = works(options.seconds, options.encoder, (PAIR,))
+    for line in sys.stdin:
+        start = time.process_time()
+        runs[line.strip()]()
+        print(time.process_time() - start, flush=True)
+
+
+def worker(package: Path, options: argparse.Namespace) -> subprocess.Popen[str]:
+    """A process that runs steps of the package in a folder, see :func:`answer`."""
+    command = [sys.executable, __file__, "--answer", "--seconds", str(options.seconds)]
+    command += ["--encoder", options.encoder]
+    environment = {**os.environ, "PYTHONPATH": str(package)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+    return subprocess.Popen(command, env=environment, **pipes)
+
+
+def asked(process: subprocess.Popen[str], name: str) -> float:
+    """Processor seconds of one step."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    print(name, file=process.stdin, flush=True)
+    return float(process.stdout.readline())
+
+
+def beside(options: argparse.Namespace, runs: list[str]) -> str:
+    """Table of both versions: least seconds of all rounds, and their ratio."""
+    archive = ["git", "-C", str(HERE.parent), "archive", options.before, "torch_mapss"]
+    with tempfile.TemporaryDirectory() as folder:
+        packed = subprocess.run(archive, stdout=subprocess.PIPE, check=True).stdout
+        subprocess.run(["tar", "-x", "-C", folder], input=packed, check=True)
+        with worker(Path(folder), options) as before, worker(HERE.parent, options) as now:
+            for name in runs:  # to warm up
+                asked(before, name), asked(now, name)
+            rows = []
+            for name in runs:
+                seconds = [(asked(before, name), asked(now, name)) for _ in range(options.rounds)]
+                least_before, least_now = (min(column) for column in zip(*seconds))
+                ratio = f"{least_now / least_before:.2f}"
+                rows.append([name, f"{least_before:.3f}", f"{least_now:.3f}", ratio])
+            for process in (before, now):
+                assert process.stdin is not None
+                process.stdin.close()
+    return table(["step", f"{options.before} s", "now s", "now to before"], rows)
+
+
+# ------------------------------------------------------------------------------------------------
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--encoder", default="mel")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--before", metavar="COMMIT", help="of the version to compare with")
+    parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    references = voices(options.seconds).unsqueeze(0)
-    estimates = leaky(references)
+    if options.answer:
+        answer(options)
+        return
+    estimates = leaky(voices(options.seconds).unsqueeze(0))
     mapss = MAPSS(options.encoder)
-    banks = {name: mapss.prepare(references, measures=chosen) for name, chosen in SETS.items()}
 
     def encode() -> None:
         with torch.no_grad():
             mapss.encoder(estimates)
 
-    def score(name: str) -> None:
-        with torch.no_grad():
-            mapss(estimates, banks[name], measures=SETS[name])
-
-    runs = {"encoding the estimates": encode}
-    for name, chosen in SETS.items():
-        runs[f"preparing {name}"] = partial(mapss.prepare, references, measures=chosen)
-        runs[f"scoring {name}"] = partial(score, name)
-        runs[f"forward and backward, {name}"] = partial(step, mapss, estimates, banks[name], chosen)
+    runs = {"encoding the estimates": encode} | works(options.seconds, options.encoder, (*SETS,))
     best = in_turn(runs, options.rounds)
-    pair, paper = SETS
     rows = []
     for name, seconds in best.items():
-        other = best.get(name.replace(pair, paper), 0.0)
-        ratio = f"{seconds / other:.3f}" if pair in name else ""
+        of_paper = best.get(name.replace(PAIR, PAPER), 0.0)
+        ratio = f"{seconds / of_paper:.3f}" if PAIR in name else ""
         rows.append([name, f"{seconds:.3f}", ratio])
-    frames = sum(len(group.scored) for group in banks[pair].groups)
+    bank = mapss.prepare(voices(options.seconds), measures="decomposition")
+    frames, pauses = (len(clips) for clips in (bank.groups[0].scored, bank.groups[0].pauses))
     print(
         f"{options.seconds:g} s, 2 sources at {RATE} Hz, encoder {options.encoder}, {frames} "
-        f"scored frames, {torch.get_num_threads()} threads:\n"
+        f"frames of two active sources and {pauses} of pauses, {torch.get_num_threads()} threads:\n"
     )
     print(table(["step", "s", "ratio to PS, PM"], rows))
     for name in SETS:
         whole = best[f"preparing {name}"] + best[f"scoring {name}"]
         print(f"\nReal-time factor of {name}: {whole / options.seconds:.3f}.")
+    if options.before:
+        print("\nThe pair of two versions, in turn:\n")
+        print(beside(options, [name for name in runs if PAIR in name]))
 
 
 if __name__ == "__main__":
