@@ -7,10 +7,10 @@ All share one small interface (`Encoder`): `sample_rate`, `hop`, `receptive_fiel
 * `mel`          log-mel frames with context, on any frame grid: no weights
 * `waveform`     the raw frames themselves
 * `custom`       your own callable behind the same interface
-* `transformer` base of all pretrained transformers: layers, frozen weights, copies
+* `transformer`  base of all pretrained transformers: layers, frozen weights, copies
 * `wav2vec`      wav2vec 2.0, HuBERT, WavLM and MERT, cut off above the requested layer
-* `whisper` Whisper's encoder, cut off likewise, and its log-mel spectrum
-* `loading` finding checkpoints, on disk or on the hub, and reading them with transformers
+* `whisper`      Whisper's encoder, cut off likewise, and its log-mel spectrum
+* `loading`      finding checkpoints, on disk or on the hub, and reading them with transformers
 * `registry`     the table of names, `load_encoder`, `as_encoder`
 
 `transformers` is imported when the first transformer encoder is loaded, not before.

@@ -2,54 +2,56 @@
 
 1. :meth:`torch_mapss.MAPSS.forward`, with the settings of :mod:`~torch_mapss.pipeline.config`;
 2. :mod:`~torch_mapss.pipeline.call`: arguments are checked (:mod:`~torch_mapss.pipeline.inputs`),
-   and references that are no bank are prepared; from here on there always is one;
-3. :mod:`~torch_mapss.pipeline.prepare`: references normalised and encoded, their activity found
-   (:mod:`~torch_mapss.pipeline.activity`);
-4. :mod:`~torch_mapss.pipeline.copies`, called by it: distortions made and encoded, each once for
-   all measures;
-5. :mod:`~torch_mapss.pipeline.bank`: all of them together, for any number of calls
-   (``mapss.prepare`` ends here);
-6. :mod:`~torch_mapss.pipeline.score`: estimates brought to their level
-   (:mod:`~torch_mapss.pipeline.estimates`), then the one loop over blocks of frames, whose
-   embeddings come from memory (:mod:`~torch_mapss.pipeline.frames`), or of a long clip are made on
-   demand (:mod:`~torch_mapss.pipeline.segments`);
-7. :mod:`torch_mapss.core.frame_batches`: a block in batches that memory holds;
+   and references that are not yet a bank are prepared, so that from here on there always is one;
+3. :mod:`~torch_mapss.pipeline.prepare`: references are normalised and encoded, and their activity
+is measured (:mod:`~torch_mapss.pipeline.activity`);
+4. :mod:`~torch_mapss.pipeline.copies`, called by ``prepare``: distortions are made and encoded,
+each once for all measures;
+5. :mod:`~torch_mapss.pipeline.bank`: all of this in one record, for any number of calls
+(``mapss.prepare`` ends here);
+6. :mod:`~torch_mapss.pipeline.score`: estimates are brought to their level
+(:mod:`~torch_mapss.pipeline.estimates`), then one loop runs over blocks of frames, whose embeddings
+come from memory (:mod:`~torch_mapss.pipeline.frames`) or, for a long clip, are made on demand
+(:mod:`~torch_mapss.pipeline.segments`);
+7. :mod:`torch_mapss.core.frame_batches`: each block is scored in batches that fit the memory;
 8. the score function of each of the :mod:`~torch_mapss.pipeline.measures`, in
    :mod:`torch_mapss.core`;
-9. :mod:`~torch_mapss.pipeline.frame_values`: values written to their frames, and
+9. :mod:`~torch_mapss.pipeline.frame_values`: values are written to their frames, together with
    :mod:`~torch_mapss.pipeline.bleed`, which needs no embeddings;
 10. :mod:`~torch_mapss.pipeline.scores`: the record that is returned.
 
-How to read what comes out:
+How to read the scores:
 
 * Clearance says how far an output is from the other sources (1: as far as the true source),
-  fidelity how little distortion it has besides what leaked (1: none). Read them together: an output
+  fidelity how little distortion it has besides leakage (1: none). Read them together: an output
   that is another source has clearance 0, and its fidelity is undefined.
 * PS is B/(A + B): A the distance of an output to the cluster of its own source, B to the closest
-  other one. 1: no leakage; ½: as near to both; 0: another source. PS divides by A and so reacts to
-  strong distortion as well; B alone (``foreign_distance``) does not.
+  other one. 1: no leakage; ½: equally far from both; 0: another source. PS also reacts to strong
+  distortion, because A grows with it; B alone (``foreign_distance``) does not.
 * PM is the share of a source's own distortions that lie farther out than the output, by a Gamma
-  distribution fitted to their distances. It saturates: an audible artefact is often 1e-50.
-  ``log_pm`` keeps ranking there and has a gradient.
-* Fidelity, PS and PM score a frame for its active sources when at least two are active; ``active``
-  says where. Clearance scores pauses of a source as well, wherever another one is active: what
-  leaks there counts. A source that is silent throughout has no score. ``defined(field)`` says where
-  a field has a value; elsewhere it is 0 (``bleed_db``: NaN) and left out of means, and metrics,
-  tables and files have NaN. What was not computed is None.
+  distribution fitted to their distances. It saturates: an audible artefact often scores 1e-50.
+  ``log_pm`` still ranks there and has a gradient.
+* Fidelity, PS and PM score a frame for its active sources if at least two are active; ``active``
+  says where. Clearance also scores the pauses of a source, wherever another one is active, so that
+  leakage there counts. A source that is silent throughout has no score. ``defined(field)`` says
+  where a field has a value; elsewhere it is 0 (``bleed_db``: NaN) and left out of means, and NaN in
+  metrics, tables and files. Fields that were not computed are None.
 * Bleed is what an output adds in the pauses of its source while another one is active, in dB
-  relative to the source's level where it plays; NaN elsewhere. Nothing has less than the reference.
+  relative to the source's level where it plays; NaN elsewhere. No output has less than the
+  reference.
 * Clearance has a ceiling: outputs of masks have holes and lie farther from the others than the
-  reference does, so many frames of good systems are at 1, and it tells little among them.
+  reference does, so many frames of good systems score 1, and clearance hardly tells these systems
+  apart.
 * For clearance, fidelity and bleed an output is levelled by the blocks of 400 ms that pass the
-  gates of its *reference*: what leaks into pauses does not change its level. PS and PM level it by
-  its own gates, as the paper does, or likewise with ``MAPSS(gain="reference")``.
+  gates of its *reference*: leakage into pauses does not change its level. PS and PM level it by its
+  own gates, as the paper does, or by the reference's with ``MAPSS(gain="reference")``.
 * The log-mel frames of clearance and fidelity have windows of two and a half hops, so that nothing
-  falls between two frames; what is trained on one grid holds on others. In training mode the losses
-  with clearance or fidelity draw a grid for every call, where references come as waveforms; a bank
-  has one grid.
+  falls between two frames; what a separator learns on one grid holds on others. In training mode
+  the losses with clearance or fidelity draw a grid for every call, if references are waveforms; a
+  bank has a fixed grid.
 * ``utterance()`` gives means over the scored frames, and ``ps_pesq``, the paper's PESQ-like pooling
-  with its own range [1.085, 1.315].
-* Compare scores only if encoder, layer and bank are the same.
+  which has a range of its own, [1.085, 1.315].
+* Scores are comparable only with the same encoder, layer and bank.
 
 Example:
     >>> import torch

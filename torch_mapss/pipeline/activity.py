@@ -1,6 +1,6 @@
-"""Which sources are active, in which frames estimates are scored, and who enters their graphs.
+"""Active sources, the frames in which estimates are scored, and the sources in their graphs.
 
-Each of these is decided here and nowhere else in the pipeline.
+The pipeline decides each of these only here.
 """
 
 from __future__ import annotations
@@ -9,41 +9,41 @@ from torch import Tensor
 
 from torch_mapss.core import devices
 
-LEAST_ACTIVE = 2  # sources in a frame that is scored: leakage needs somewhere to come from
+LEAST_ACTIVE = 2  # active sources in a scored frame: leakage needs a source to come from
 
 
 def active_sources(audible: Tensor, valid: Tensor) -> Tensor:
     """(b, S, F) bool: where a source is active, in frames in which all sources are valid.
 
     Args:
-        audible: (b, S, F) bool, a source is loud enough by itself.
-        valid: (b, S, F) bool, a source has neither a bad sample nor a bad embedding.
+        audible: (b, S, F) bool, where a source is loud enough by itself.
+        valid: (b, S, F) bool, where a source has neither non-finite samples nor embeddings.
     """
     return audible & valid.all(1, keepdim=True)
 
 
 def frames_to_score(active: Tensor) -> Tensor:
-    """(n, 2) int64: item and frame where an estimate is scored, of ``active`` (b, S, F)."""
+    """(n, 2) int64: item and frame of each scored frame, from ``active`` (b, S, F)."""
     return (active.sum(1) >= LEAST_ACTIVE).nonzero()
 
 
 def frames_of_pauses(active: Tensor) -> Tensor:
     """(n, 2) int64: item and frame in which one source is active and another one pauses.
 
-    There only what leaks is scored. A source that is silent throughout has no pauses.
+    Only leakage is scored there. A source that is silent throughout has no pauses.
     """
     several_play = active.any(-1).sum(-1) >= LEAST_ACTIVE  # (b,)
     return ((active.sum(1) == 1) & several_play.unsqueeze(-1)).nonzero()
 
 
 def scored_estimates(active: Tensor, attributed: tuple[int, ...]) -> Tensor:
-    """(n, S') bool: in which frames an estimate is scored, of ``active`` (n, S)."""
+    """(n, S') bool: frames in which an estimate is scored, from ``active`` (n, S)."""
     enough = active.sum(-1, keepdim=True) >= LEAST_ACTIVE
     return devices.select(active, attributed, 1) & enough
 
 
 def exposed_estimates(active: Tensor, plays: Tensor, attributed: tuple[int, ...]) -> Tensor:
-    """(n, S') bool: in which frames another source can leak into an estimate.
+    """(n, S') bool: frames in which another source can leak into an estimate.
 
     Args:
         active: (n, S) bool.
@@ -55,10 +55,11 @@ def exposed_estimates(active: Tensor, plays: Tensor, attributed: tuple[int, ...]
 
 
 def sources_in_graph(active: Tensor, has_pauses: bool) -> Tensor | None:
-    """(n, S) bool: which sources enter the graph of frames that are scored; None: all.
+    """(n, S) bool: sources that enter the graph of each scored frame; None: all.
 
-    None makes batches without a mask, which are cheaper. With two sources both are active wherever
-    none pauses; with more, values would have to be read, for which an accelerator is not asked.
+    None leads to batches without a mask, which are cheaper. With two sources, both are active in
+    every frame without a pause. With more sources this would need a read of values, which is
+    avoided on accelerators.
     """
     if active.shape[-1] == LEAST_ACTIVE and not has_pauses:
         return None

@@ -1,4 +1,4 @@
-"""References, prepared: what any number of calls compare their estimates with."""
+"""Prepared references, which any number of calls compare their estimates with."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Encoded(NamedTuple):
     others: Tensor | None = None  # (b, S, F, M) sum of the other references
 
     def points(self, item: Tensor | int, frame: Tensor | slice) -> Points:
-        """Frames (n,) of items (n,) as graphs without outputs."""
+        """Gather n frames, by item and frame index, as :class:`Points` without outputs."""
 
         def gather(embeddings: Tensor) -> Tensor:
             return embeddings.movedim(-2, 1)[item, frame]
@@ -64,23 +64,23 @@ class Encoded(NamedTuple):
 
 
 class CopyRecipe(NamedTuple):
-    """What it takes to make any stretch of the distorted copies of a long clip for one measure."""
+    """Ingredients for making any part of a long clip's distorted copies, for one measure."""
 
     measured: Measured  # on the entire references (1, S, T)
-    gains: Tensor  # (1, S, P) that bring each copy to its level; 0 where there is none
+    gains: Tensor  # (1, S, P) gains that bring each copy to its level; 0 where the copy is absent
 
 
 @dataclass(frozen=True, eq=False)
 class PreparedClips:
-    """References of the mixtures of a batch that share one length; see the two kinds of it."""
+    """Prepared references of the mixtures of one length. Subclasses: EncodedClips, LongClip."""
 
     items: tuple[int, ...]  # their indices in the batch
-    samples: int  # length as handed in, before resampling
+    samples: int  # length before resampling
     waves: Tensor  # (b, S, T) normalised references at the encoder's rate
     audible: Tensor  # (b, S, F) bool: source loud enough by itself
     valid: Tensor  # (b, S, F) bool: source without a bad sample, and its embeddings finite
     scored: Tensor  # (n, 2) int64: item (of these clips) and frame with two active sources or more
-    pauses: Tensor  # (m, 2) int64: item and frame with one, while another one pauses
+    pauses: Tensor  # (m, 2) int64: item and frame with one active source, while another one pauses
     gates: (
         Tensor  # (b, S, K) bool: blocks of 400 ms that pass the gates of the references' loudness
     )
@@ -105,11 +105,11 @@ class EncodedClips(PreparedClips):
 
 @dataclass(frozen=True, eq=False)
 class LongClip(PreparedClips):
-    """One clip that is longer than a segment: distorted and encoded whenever it is scored."""
+    """A clip longer than a segment, which is distorted and encoded whenever it is scored."""
 
     recipes: dict[str, CopyRecipe]  # by measure
-    others: Tensor | None  # (1, S, T) normalised sums of the other references, where they are used
-    # (n, 2) int64 first frame and the one after the last of each excerpt; None: all is scored.
+    others: Tensor | None  # (1, S, T) normalised sums of the other references; None where unused
+    # (n, 2) int64, first frame and end frame of each excerpt; None: the whole clip is scored.
     excerpts: Tensor | None = None
 
 
@@ -117,7 +117,7 @@ Kind = TypeVar("Kind", bound=PreparedClips)
 
 
 def mapped(clips: Kind, change: Callable[[Tensor], Tensor]) -> Kind:
-    """The clips with every tensor changed."""
+    """Copy of the clips with ``change`` applied to every tensor."""
     values = {field.name: getattr(clips, field.name) for field in fields(clips)}
     return replace(clips, **tree_map_only(Tensor, change, values))
 
@@ -128,73 +128,73 @@ def mapped(clips: Kind, change: Callable[[Tensor], Tensor]) -> Kind:
 
 
 class ReferenceBank:
-    """References, distorted and encoded once, to be compared with any number of estimates.
+    """References, distorted and encoded once, for comparison with any number of estimates.
 
-    Made by :meth:`torch_mapss.MAPSS.prepare`; valid for every MAPSS, loss and metric that has the
-    same ``settings`` for the measures it computes. An encoder and a distortion of your own are
-    known by name and settings, not by weights or code: give each version another name. Holds no
-    graph. Its size is about
-    S · (sum of P over the measures) · F · M numbers, see ``nbytes``; of clips longer than a segment
-    it holds what it takes to make their distortions again, little more than the references.
+    Made by :meth:`torch_mapss.MAPSS.prepare`; valid for every MAPSS, loss and metric with the same
+    ``settings`` for the measures it computes. Custom encoders and distortions are identified by
+    name and settings, not by their weights or code: rename them when they change. A bank holds no
+    graph. Its size is about S · (sum of P over the measures) · F · M numbers, see ``nbytes``; for
+    clips longer than a segment it holds only what is needed to make their distortions again, little
+    more than the references.
 
-    Not a dataclass: frameworks convert and count the fields of those that they find in a batch.
+    Not a dataclass, because frameworks convert and count the fields of dataclasses in a batch.
     """
 
     def __init__(
         self, groups: tuple[PreparedClips, ...], samples: int, settings: Mapping[str, Any]
     ) -> None:
-        self.groups = groups  # one for each length
-        self.samples = samples  # longest length T, as handed in
+        self.groups = groups  # one per length
+        self.samples = samples  # longest length T, before resampling
         self.settings = settings  # sample rate, loudness, …; by measure encoder and distortions
 
     def __iter__(self) -> Iterator[Tensor]:
-        """A single tensor (B,), the lengths in samples.
+        """Yield a single tensor (B,) of the lengths in samples, for Lightning only.
 
-        Lightning iterates what it finds in a batch to learn how many mixtures a step has, and so
-        weights the mean of an epoch.
+        Lightning iterates over the contents of a batch to find its size, by which it weights the
+        mean of an epoch.
         """
         yield torch.tensor(self.lengths, dtype=torch.int64, device="cpu")
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """True length of each mixture."""
+        """(B,) true length of each mixture in samples."""
         samples = {item: clips.samples for clips in self.groups for item in clips.items}
         return tuple(samples[item] for item in sorted(samples))
 
     @property
     def batch(self) -> int:
-        """B."""
+        """Number of mixtures B."""
         return sum(len(clips.items) for clips in self.groups)
 
     @property
     def sources(self) -> int:
-        """S."""
+        """Number of sources S."""
         return self.groups[0].waves.shape[1]
 
     @property
     def frames(self) -> int:
-        """F of the longest."""
+        """Number of frames F of the longest mixture."""
         return max(clips.frames for clips in self.groups)
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """That it was prepared for."""
+        """Measures that the bank was prepared for."""
         return tuple(self.settings["measures"])
 
     @property
     def nbytes(self) -> int:
-        """Bytes its tensors keep alive, each storage counted once."""
+        """Bytes that its tensors keep alive, each storage counted once."""
         leaves = tree_leaves([vars(clips) for clips in self.groups])
         storages = [leaf.untyped_storage() for leaf in leaves if isinstance(leaf, Tensor)]
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     @property
     def device(self) -> torch.device:
-        """Where its tensors are."""
+        """Device of its tensors."""
         return self.groups[0].waves.device
 
     def __repr__(self) -> str:
-        """Five lines, for ``print``."""
+        """Summary in five lines, for ``print``."""
         extremes = sorted({min(self.lengths), max(self.lengths)})
         scored = sum(len(clips.scored) for clips in self.groups)
         described = [
@@ -211,13 +211,13 @@ class ReferenceBank:
         )
 
     def to(self, device: torch.device | str) -> ReferenceBank:
-        """The bank with its tensors on ``device``."""
+        """Copy of the bank with its tensors on ``device``."""
         # A non-blocking copy to the CPU may be read before it completes.
         non_blocking = torch.device(device).type != "cpu"
         return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> ReferenceBank:
-        """The bank in page-locked memory, as DataLoader's ``pin_memory=True`` asks for."""
+        """Copy of the bank in page-locked memory, for DataLoader's ``pin_memory=True``."""
         return self._mapped(lambda tensor: tensor.pin_memory())
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> ReferenceBank:
@@ -226,22 +226,22 @@ class ReferenceBank:
 
     # -------------------------------------------------------------------------- new mixtures
 
-    @torch.inference_mode(False)  # as what `prepare` makes, it serves in training too
+    @torch.inference_mode(False)  # like the result of `prepare`, it serves in training too
     def recombined(self, index: Tensor | Sequence[Sequence[int]]) -> ReferenceBank:
-        """The bank of new mixtures of the same sources, without preparing anything again.
+        """Make a bank of new mixtures of the same sources, without preparing anything again.
 
         A source is distorted and encoded on its own, so it can be mixed with any other: n prepared
-        pairs make n² mixtures. Its level is free as well, since scoring normalises it.
+        pairs make n² mixtures. Its level is arbitrary too, since scoring normalises it.
 
         Args:
-            index: (B', S) for each new mixture the mixture that each of its sources comes from;
-                sources keep their axis, since their noise was drawn for it.
+            index: (B', S), the mixture that each source of each new mixture comes from. Sources
+                keep their index, since their noise was drawn for it.
 
         Returns:
-            A bank of B' mixtures, which score as if their references had been prepared.
+            A bank of B' mixtures, with the scores that preparing their references would give.
 
         Raises:
-            TypeError: the index holds no whole numbers.
+            TypeError: the index does not hold whole numbers.
             ValueError: mixtures of several lengths or in segments, an index that does not fit, or
                 new mixtures of three and more sources where "decomposition" was prepared, which
                 encodes sums of sources.
@@ -272,7 +272,7 @@ class ReferenceBank:
         source = torch.arange(self.sources, device=mixtures.device)
 
         def select(tensor: Tensor) -> Tensor:
-            return tensor[mixtures, source]  # a group that is alone holds the mixtures in order
+            return tensor[mixtures, source]  # a single group holds the mixtures in order
 
         audible, valid = select(clips.audible), select(clips.valid)
         active = active_sources(audible, valid)
@@ -292,13 +292,14 @@ class ReferenceBank:
     @staticmethod
     @torch.inference_mode(False)
     def join(banks: Iterable[ReferenceBank]) -> ReferenceBank:
-        """One bank of the mixtures of several, in order: a ``collate_fn`` for cached banks.
+        """Join the mixtures of several banks into one, in order: a ``collate_fn`` for cached banks.
 
         Mixtures of equal length and equal shapes are stacked, so that they are scored together.
 
         Raises:
-            TypeError: something else than banks.
-            ValueError: no bank, or banks of different settings, measures or numbers of sources.
+            TypeError: an entry is not a bank.
+            ValueError: there is no bank, or banks differ in settings, measures or number of
+                sources.
         """
         banks = list(banks)
         if not banks:
@@ -332,11 +333,11 @@ class ReferenceBank:
         """Read a bank written by :meth:`save`; no code in the file is run.
 
         Raises:
-            FileNotFoundError: no such file.
-            ValueError: the file holds something else, or a bank of another format.
+            FileNotFoundError: the file does not exist.
+            ValueError: the file does not hold a bank, or holds one of another format.
         """
-        # Plain containers: a file with records of ours would need torch's list of safe classes,
-        # which belongs to the process and would be changed under other threads.
+        # The file holds plain containers: our own records would need an entry in torch's list of
+        # safe classes, which is global to the process, and changing it would affect other threads.
         try:
             stored = torch.load(path, map_location=map_location, weights_only=True)
         except FileNotFoundError:
@@ -356,7 +357,7 @@ class ReferenceBank:
 
 
 def _plain(value: Any) -> Any:
-    """Records as dictionaries, all the way down; tensors, texts and numbers as they are."""
+    """Convert records to dictionaries, recursively; tensors, texts and numbers stay as they are."""
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, Mapping):
@@ -367,7 +368,7 @@ def _plain(value: Any) -> Any:
 
 
 def _rebuilt(values: dict[str, Any]) -> PreparedClips:
-    """The record whose fields :func:`_plain` has made dictionaries."""
+    """Undo :func:`_plain` for the fields of a record."""
     if "encoded" in values:
         encoded = {name: Encoded(**entry) for name, entry in values["encoded"].items()}
         return EncodedClips(**{**values, "encoded": encoded})
@@ -384,7 +385,7 @@ def _rebuilt(values: dict[str, Any]) -> PreparedClips:
 
 
 def _check_joinable(reference: ReferenceBank, bank: object) -> None:
-    """Raise TypeError or ValueError unless a bank can stand in one bank with the reference."""
+    """Raise TypeError or ValueError unless a bank can be joined with the ``reference`` bank."""
     if not isinstance(bank, ReferenceBank):
         raise TypeError(
             f"join takes ReferenceBanks, got {type(bank).__name__}. Where a data set gives "
@@ -399,7 +400,7 @@ def _check_joinable(reference: ReferenceBank, bank: object) -> None:
 
 
 def _stacked_by_length(groups: Sequence[PreparedClips]) -> tuple[PreparedClips, ...]:
-    """Clips of one length as one group, except for long clips, which are scored one by one."""
+    """Join the clips of each length into one group, except for long clips, which stay single."""
     by_length: dict[int, list[EncodedClips]] = {}
     order: list[int | LongClip] = []
     for clips in groups:
@@ -413,7 +414,7 @@ def _stacked_by_length(groups: Sequence[PreparedClips]) -> tuple[PreparedClips, 
 
 
 def _stacked(groups: Sequence[EncodedClips]) -> EncodedClips:
-    """Clips of equal length as one group."""
+    """Join clips of equal length into one group."""
     if len(groups) == 1:
         return groups[0]
     audible = torch.cat([clips.audible for clips in groups])
@@ -436,7 +437,7 @@ def _stacked(groups: Sequence[EncodedClips]) -> EncodedClips:
 
 
 def _stacked_embeddings(sets: Sequence[Encoded]) -> Encoded:
-    """Embeddings of clips of equal length as one, distortions padded to the most and masked."""
+    """Join embeddings of clips of equal length; distortions are padded to one number and masked."""
     members = max(encoded.distortions.shape[2] for encoded in sets)
     distortions, masks = [], []
     for encoded in sets:

@@ -20,9 +20,9 @@ from torch_mapss.pipeline.memory import Budget
 
 
 def bleed(config: Config, call: Call) -> Tensor:
-    """(B, S', F) in dB; NaN where it is not defined.
+    """Bleed (B, S', F) in dB; NaN where undefined.
 
-    What an estimate adds in the pauses of its source while another one is active, see
+    The level that an estimate adds in the pauses of its source while another one is active, see
     :mod:`torch_mapss.core.bleed`. The level of a frame is its variance, so a constant offset does
     not count. Undefined where the own reference is silent throughout.
     """
@@ -44,8 +44,8 @@ def _bleed_of_clips(config: Config, call: Call, group: int) -> Tensor:
         devices.select(x, attributed, 1) for x in (prepared.gates, prepared.waves, prepared.active)
     )
     powers = []
-    # Both by the blocks in which the reference plays, and without a limit of the peak: what bleeds
-    # into pauses, or a constant offset, must not change the level.
+    # Both are levelled by the blocks in which the reference plays, without a peak limit: neither
+    # bleed in pauses nor a constant offset may change the level.
     for waves in (call.clips[group].waves, references):
         if isinstance(prepared, LongClip):
             waves = in_pieces(config, waves.detach(), gates, call.budget, math.inf)

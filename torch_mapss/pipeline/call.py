@@ -1,4 +1,4 @@
-"""One call of a scorer, checked: estimates, and the bank of references they are compared with."""
+"""A checked call of a scorer: estimates, and the bank of references to compare them with."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from torch_mapss.pipeline.prepare import prepare
 class Call(NamedTuple):
     """One checked call of :class:`~torch_mapss.MAPSS`."""
 
-    estimates: Tensor  # (B, S', T) floating point, as handed in; zeros in the padding
-    clips: tuple[Clips, ...]  # the same at the encoder's rate, one for each of ``bank.groups``
+    estimates: Tensor  # (B, S', T) floating point, before resampling; zeros in the padding
+    clips: tuple[Clips, ...]  # the same at the encoder's rate, one per group of ``bank.groups``
     bank: ReferenceBank
     attributed: tuple[int, ...]  # (S',) source of each estimate
-    measures: tuple[str, ...]  # to be computed
-    budget: Budget  # of memory
-    offset: int = 0  # samples at the beginning that clips and bank leave out
+    measures: tuple[str, ...]  # measures to compute
+    budget: Budget  # working memory
+    offset: int = 0  # samples left out at the beginning of clips and bank
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """(B,) true lengths in samples, as handed in."""
+        """(B,) true lengths in samples, before resampling."""
         return tuple(length + self.offset for length in self.bank.lengths)
 
     @property
     def wants_gradient(self) -> bool:
-        """Whether a graph is recorded."""
+        """Whether autograd records a graph."""
         return self.estimates.requires_grad and torch.is_grad_enabled()
 
     def pairs(self) -> Iterator[tuple[Clips, Tensor]]:
-        """For each length: the estimates, and all references (b, S, T) at the encoder's rate."""
+        """Yield, per length, the estimates and all references (b, S, T) at the encoder's rate."""
         for clips, references in zip(self.clips, self.bank.groups):
             yield clips, references.waves.to(clips.waves.dtype)
 
@@ -58,27 +58,27 @@ def make_call(
     warn: bool = False,
     grid_shift: float = 0.0,
 ) -> Call:
-    """Check the arguments of a call, and prepare references that are no bank.
+    """Check the arguments of a call, and prepare references that are not yet a bank.
 
     Args:
-        config: of the scorer.
+        config: settings of the scorer.
         estimates: (B, S', T) or (S', T) waveforms.
         references: (B, S, T) or (S, T) waveforms, or a bank made of them.
         attributed: (S',) which reference each estimate belongs to; None: all in order.
         lengths: (B,) true lengths in samples; None: T.
-        measures: a name or several; None: those of the settings that the bank has.
-        budget: of memory.
-        pit: how the order of estimates will be looked for; refused where they have none.
-        warn: name mixtures that have no frame to score.
-        grid_shift: where the frames begin, as a share of a hop in [0, 1). Samples before it are
-            left out, fewer where the shortest clip would lose its last frame; none with a bank,
-            whose frames are made already.
+        measures: a name or several; None: the scorer's measures, as far as the bank has them.
+        budget: working memory.
+        pit: how the estimates will be permuted later; refused if they cannot be.
+        warn: warn of mixtures that have no frame to score.
+        grid_shift: start of the first frame, as a share of a hop in [0, 1). Samples before it are
+            left out, but fewer if the shortest clip would lose its last frame, and none with a
+            bank, whose frames exist already.
 
     Raises:
         TypeError: not tensors of a type that holds audio.
         ValueError: shapes, lengths, devices or samples that do not fit, see the message;
-            ``attributed`` missing or wrong; a bank of other settings; measures that the settings
-            cannot compute, of so many sources or of so long a clip; gradients of clips that are
+            ``attributed`` missing or wrong; a bank with other settings; measures that the settings
+            cannot compute for this number of sources or this length; gradients for clips that are
             scored in segments.
     """
     waves = inputs.as_batch(estimates, "estimates")
@@ -102,7 +102,8 @@ def make_call(
     waves, valid = inputs.valid_waveforms(waves, "estimates", true, config.check_finite)
     if waves.requires_grad and torch.is_grad_enabled():
         inputs.check_gradient(config, true)
-    # All that is cheap is checked: distorting and encoding take long.
+    # All cheap checks are done; distorting and encoding take long. ``prepare`` is public and checks
+    # its references again.
     bank, offset = references, 0
     if not isinstance(bank, ReferenceBank):
         offset = inputs.grid_offset(config, grid_shift, min(true))

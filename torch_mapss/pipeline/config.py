@@ -1,4 +1,4 @@
-"""Settings of a scorer as one record, which the functions of the pipeline take; its encoders."""
+"""Settings of a scorer as one record for the functions of the pipeline, with its encoders."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from torch_mapss.pipeline.memory import Budget, budget
 EncoderChoice = str | os.PathLike[str] | Encoder | Callable[[Tensor], Tensor]
 
 CONTEXT = 1.0
-"""Seconds on each side of a segment that an encoder with attention receives as well."""
-SEGMENT = 60.0  # seconds, of segment="auto"
+"""Seconds of context on each side of a segment, for encoders with attention."""
+SEGMENT = 60.0  # seconds; segment="auto"
 HOST = torch.device("cpu")
-DECOMPOSITION_MEMBERS = 20  # distortions a source, of the default bank
+DECOMPOSITION_MEMBERS = 20  # distortions per source in the default bank
 
 
 # ------------------------------------------------------------------------------------------------
@@ -48,17 +48,18 @@ DECOMPOSITION_MEMBERS = 20  # distortions a source, of the default bank
 
 
 class EncoderSlot:
-    """An encoder that is loaded when it is first used.
+    """An encoder that is loaded at its first use.
 
-    Rate and frames of a pretrained one are known without its weights.
+    The rate and frames of a pretrained encoder are known without its weights.
 
     Args:
-        choice: as a user passes it.
-        options: of :func:`torch_mapss.load_encoder`, if it is a name; None: the default.
-        like: log-mel spectra on the frames of this one, for the name "mel".
+        choice: the encoder as a user passes it.
+        options: options of :func:`torch_mapss.load_encoder`, if it is a name; None stands for the
+            default.
+        like: slot of the encoder whose frames the log-mel spectra use, for the name "mel".
 
     Raises:
-        TypeError, ValueError: no encoder, or no name of one.
+        TypeError, ValueError: neither an encoder nor the name of one.
     """
 
     def __init__(
@@ -67,8 +68,8 @@ class EncoderSlot:
         self.choice = os.fspath(choice) if isinstance(choice, os.PathLike) else choice
         self.like = like
         self.options = {name: value for name, value in options.items() if value is not None}
-        self.checkpoint: str | None = None  # its name, if it has weights to be loaded
-        self.is_known: bool = like is None or like.is_known  # its frames, without reading any file
+        self.checkpoint: str | None = None  # its name, if it has weights to load
+        self.is_known: bool = like is None or like.is_known  # frames known without reading files
         self._encoder: Encoder | None = None
         if isinstance(self.choice, str):
             row = known_row(self.choice)
@@ -80,7 +81,7 @@ class EncoderSlot:
 
     @property
     def encoder(self) -> Encoder:
-        """The encoder, loaded at the first use."""
+        """The encoder, loaded at its first use."""
         if self._encoder is None and self.like is not None:
             frames = self.like.frames
             self._encoder = mel_on_grid(frames.sample_rate, frames.hop, frames.receptive_field)
@@ -90,23 +91,23 @@ class EncoderSlot:
 
     @cached_property
     def frames(self) -> EncoderRow | Encoder:
-        """What has ``sample_rate``, ``hop`` and ``receptive_field``; no weights are loaded."""
+        """Object with ``sample_rate``, ``hop`` and ``receptive_field``; loads no weights."""
         if self.checkpoint is None:
             return self.encoder
         return encoder_row(self.checkpoint, **self.options)
 
     def __repr__(self) -> str:
-        """The name."""
+        """The encoder's name."""
         return repr(self.name)
 
     @property
     def name(self) -> str:
-        """For tables and messages."""
+        """Name for tables and messages."""
         return self.choice if isinstance(self.choice, str) else self.encoder.name
 
     @property
     def pretrained(self) -> bool:
-        """Whether its features are those of a transformer."""
+        """Whether the encoder is a transformer."""
         return self.checkpoint is not None or hasattr(self._encoder, "checkpoint")
 
     @property
@@ -117,7 +118,7 @@ class EncoderSlot:
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are, or will be loaded to; the CPU if it has none."""
+        """Device of its weights, loaded or not; the CPU if it has none."""
         if self._encoder is None:
             return torch.device(self.options.get("device", "cpu"))
         module = getattr(self._encoder, "model", self._encoder)
@@ -125,7 +126,7 @@ class EncoderSlot:
         return tensors[0].device if tensors else torch.device("cpu")
 
     def move(self, change: Callable[[Tensor], Tensor]) -> None:
-        """What ``nn.Module.to`` and its like do; an encoder not yet loaded will be loaded there."""
+        """Apply ``nn.Module.to`` or the like; an encoder not yet loaded will be loaded there."""
         # Also raises for an unavailable device when there are no weights.
         moved = change(torch.empty(0, device=self.device)).device
         if self._encoder is not None:
@@ -134,7 +135,7 @@ class EncoderSlot:
             self.options["device"] = moved
 
     def describe(self) -> dict[str, Any]:
-        """What its embeddings depend on, as plain values."""
+        """Settings that its embeddings depend on, as plain values."""
         frames = self.frames
         if isinstance(frames, EncoderRow):  # the settings of a TransformerEncoder
             layer = self.options.get("layer", frames.layer)
@@ -158,7 +159,7 @@ def encoder_slots(
     options: dict[str, Any],
     decomposition_layer: int | None = None,
 ) -> dict[str, EncoderSlot]:
-    """The encoders by argument of :class:`~torch_mapss.MAPSS`; those that are equal are one."""
+    """Encoders by argument of :class:`~torch_mapss.MAPSS`; equal ones share a slot."""
     of_separation = EncoderSlot(encoder, options)
 
     def slot_of(choice: EncoderChoice, layer: int | None = None) -> EncoderSlot:
@@ -170,7 +171,7 @@ def encoder_slots(
     if decomposition_layer is not None:
         _check_layered(decomposition_encoder, decomposition_layer)
 
-    if decomposition_encoder == "mel":  # on the frames of PS's, with a window and dtype of its own
+    if decomposition_encoder == "mel":  # on the frames of PS's encoder
         of_decomposition = EncoderSlot(decomposition_encoder, {}, like=of_separation)
     else:
         of_decomposition = slot_of(decomposition_encoder, decomposition_layer)
@@ -188,7 +189,7 @@ def encoder_slots(
 
 
 def _check_layered(decomposition_encoder: EncoderChoice, layer: int) -> None:
-    """Refuse a layer of an encoder that has none, or that has been read at another already."""
+    """Refuse a layer for an encoder that has none, or that has been made already."""
     message = f"decomposition_layer={layer} was passed, but decomposition_encoder"
     if not isinstance(decomposition_encoder, str | os.PathLike):
         raise ValueError(
@@ -204,14 +205,14 @@ def _check_layered(decomposition_encoder: EncoderChoice, layer: int) -> None:
 
 
 class Grid(NamedTuple):
-    """The frames that all encoders share."""
+    """The grid of frames that all encoders share."""
 
     sample_rate: int
     hop: int
-    receptive_field: int  # of the widest encoder
+    receptive_field: int  # largest of all encoders
 
     def shared(self, embeddings: Tensor, encoder: Any) -> Tensor:
-        """The shared frames of an encoder's (..., F, M)."""
+        """Select the shared frames of an encoder's embeddings (..., F, M)."""
         skip = (self.receptive_field - encoder.receptive_field) // (2 * self.hop)
         return embeddings[..., skip : embeddings.shape[-2] - skip, :]
 
@@ -227,7 +228,7 @@ def distortion_banks(
     decomposition: DistortionBank | None,
     seed: int,
 ) -> dict[str, DistortionBank]:
-    """The banks by argument of :class:`~torch_mapss.MAPSS`, each checked or its default."""
+    """Banks by argument of :class:`~torch_mapss.MAPSS`: the checked argument, or the default."""
 
     def checked(bank: DistortionBank | None, name: str, kind: str) -> DistortionBank:
         bank = DistortionBank(kind, seed=seed) if bank is None else bank
@@ -260,31 +261,31 @@ def distortion_banks(
 
 @dataclass(frozen=True, eq=False)
 class Config:
-    """Settings of a scorer, checked; see :class:`~torch_mapss.MAPSS` for the meaning of each.
+    """Checked settings of a scorer; :class:`~torch_mapss.MAPSS` explains each.
 
     Raises:
-        ValueError: a measure needs a whole diffusion time; or, if that is known without loading
-            anything, encoders on different frames, a segment that one does not accept, or a bank
-            with too few members at their rate.
+        ValueError: a measure needs a whole diffusion time; or, as far as this is known without
+            loading an encoder, encoders lie on different frames, the segment is longer than one
+            accepts, or a bank has too few members at their rate.
     """
 
     encoders: Mapping[str, EncoderSlot]  # by argument of MAPSS
     banks: Mapping[str, DistortionBank]  # by argument of MAPSS
     measures: tuple[str, ...]  # computed unless a call asks for others
     settings: Settings  # of the diffusion map
-    rate: int | None  # of the waveforms handed in; None: the encoders'
+    rate: int | None  # of the user's waveforms; None: the encoders'
     trim: bool
     align_polarity: bool
-    gain: str  # of estimates for PS and PM, see torch_mapss.pipeline.estimates
+    gain: str  # level of estimates for PS and PM, see torch_mapss.pipeline.estimates
     loudness: float
     activity: float
     check_finite: bool
     segment_setting: float | str | None
-    memory: int | None  # bytes; None: what suits the device
+    memory: int | None  # bytes; None: chosen by device
 
     def __post_init__(self) -> None:
         if "decomposition" in self.measures:
-            whole_steps(self.settings.time)  # for which nothing need be known of the encoders
+            whole_steps(self.settings.time)  # needs no encoder
         if all(slot.is_known for slot in self.encoders.values()):
             _ = self.grid, self.segment
             self.check(self.measures)
@@ -293,14 +294,14 @@ class Config:
         """Raise ValueError unless these settings can compute the measures.
 
         Args:
-            measures: by name.
-            sources: of a mixture.
-            samples: of the longest clip, as handed in.
+            measures: names of the measures.
+            sources: number of sources in a mixture.
+            samples: length of the longest clip, before resampling.
         """
         if "decomposition" in measures:
             whole_steps(self.settings.time)
             check_sources(sources)
-        # The default bank of decomposition is cut from PS's: that one is looked at first.
+        # Decomposition's default bank is cut from PS's, so PS's is checked first.
         for measure in reversed(with_encoder(measures)):
             count = len(self.bank_of(measure.name).names(self.grid.sample_rate))
             if count < measure.least_members:
@@ -319,7 +320,7 @@ class Config:
 
     @cached_property
     def grid(self) -> Grid:
-        """The frames of all measures; ValueError where the encoders share none."""
+        """The grid of frames of all measures; ValueError if the encoders do not share one."""
         by_slot = {name: slot.frames for name, slot in self.encoders.items()}
         grids = {(frames.sample_rate, frames.hop) for frames in by_slot.values()}
         rate, hop = next(iter(grids))
@@ -338,15 +339,15 @@ class Config:
 
     @property
     def sample_rate(self) -> int:
-        """Of the waveforms handed in."""
+        """Sample rate of the user's waveforms in Hz."""
         return self.rate or self.grid.sample_rate
 
     @cached_property
     def segment(self) -> float:
-        """Seconds; longer clips are scored in segments. Infinite: none are.
+        """Longest clip, in seconds, that is scored whole; inf if segments are off.
 
         Raises:
-            ValueError: an encoder does not accept so much.
+            ValueError: an encoder does not accept clips of this length.
         """
         if self.segment_setting is None:
             return math.inf
@@ -364,7 +365,7 @@ class Config:
 
     @property
     def segment_frames(self) -> float:
-        """Frames of a segment, at most."""
+        """Largest number of frames in a segment."""
         frames = self.segment * self.grid.sample_rate / self.grid.hop
         return frames if math.isinf(frames) else max(1, round(frames))
 
@@ -377,21 +378,21 @@ class Config:
         return self.banks[str(MEASURES[measure].bank)]
 
     def is_long(self, samples: int) -> bool:
-        """Whether a clip of so many samples, as handed in, is scored in segments."""
+        """Whether a clip of ``samples`` samples, before resampling, is scored in segments."""
         grid = self.grid
         samples = -(-samples * grid.sample_rate // self.sample_rate)
         return audio.frame_count(samples, grid.receptive_field, grid.hop) > self.segment_frames
 
     def budget_for(self, signals: object) -> Budget:
-        """What ``memory`` allows on the device of a tensor or bank; read once a call.
+        """Working memory on the device of a tensor or bank; read once per call.
 
-        What is neither will be refused later on.
+        Anything else falls back to the CPU here and is refused later.
         """
         device = getattr(signals, "device", None)
         return budget(self.memory, device if isinstance(device, torch.device) else HOST)
 
     def times(self, frames: int) -> Tensor:
-        """(F,) seconds, the centre of each frame's receptive field."""
+        """(F,) times in seconds: the centre of each frame's receptive field."""
         grid = self.grid
         return audio.frame_times(frames, grid.receptive_field, grid.hop, grid.sample_rate)
 
@@ -416,11 +417,11 @@ class Config:
 
     @cached_property
     def key(self) -> str:
-        """A short name of all settings that scores depend on."""
+        """Short hash of all settings that scores depend on."""
         return digest([self.describe(), self.bank_settings(MEASURES)])
 
     def bank_settings(self, measures: Iterable[str]) -> dict[str, Any]:
-        """What a :class:`ReferenceBank` for some measures depends on, as plain values."""
+        """Settings that a :class:`ReferenceBank` for some measures depends on, as plain values."""
         by_measure: dict[str, dict[str, str]] = {name: {} for name in measures}
         for measure in with_encoder(by_measure):
             slot = self.encoders[str(measure.encoder)]
@@ -440,6 +441,6 @@ class Config:
 
 
 def digest(values: Any) -> str:
-    """A short name of plain values."""
+    """Short hash of plain values."""
     text = json.dumps(values, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Distorted copies of references, made and encoded a few at a time, each once for all measures."""
+"""Distorted copies of references: made and encoded a few at a time, once for all measures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch_mapss.pipeline.config import Config
 from torch_mapss.pipeline.measures import MEASURES, with_encoder
 from torch_mapss.pipeline.memory import Budget
 
-MEMBERS = 8  # distortions made at a time, at most
+MEMBERS = 8  # most distortions made at a time
 
 
 # ------------------------------------------------------------------------------------------------
@@ -26,7 +26,7 @@ MEMBERS = 8  # distortions made at a time, at most
 
 
 class Encoding:
-    """Encodes on the shared frames, and remembers whether encoders gave usable numbers."""
+    """Encodes waveforms on the shared grid, and records whether encoders gave usable numbers."""
 
     def __init__(self, config: Config, budget: Budget) -> None:
         self.config = config
@@ -41,9 +41,9 @@ class Encoding:
         frames: Tensor | None = None,
         length: int | None = None,
     ) -> Tensor:
-        """Waveforms (..., T) -> their ``frames`` (None: all) as (..., F, M), in bounded memory.
+        """Encode ``frames`` (None: all) of waveforms (..., T) as (..., F, M), in bounded memory.
 
-        Samples from ``length`` on are for encoders with an overhang alone.
+        Samples beyond ``length`` are passed only to encoders with an overhang.
         """
         if length is not None and encoder.overhang == 0:
             waves = waves[..., :length]
@@ -60,14 +60,14 @@ class Encoding:
         frames: Tensor | None = None,
         length: int | None = None,
     ) -> dict[str, Tensor]:
-        """The same for each measure; an encoder that several have encodes once."""
+        """Embeddings by measure; an encoder that several measures share encodes once."""
         encoders = {name: self.config.encoder_of(name) for name in measures}
         distinct = dict.fromkeys(encoders.values())
         embeddings = {encoder: self(encoder, waves, frames, length) for encoder in distinct}
         return {name: embeddings[encoder] for name, encoder in encoders.items()}
 
     def check(self) -> None:
-        """Raise RuntimeError if a call gave no finite number; an accelerator is read once."""
+        """Raise RuntimeError if a call gave no finite number; reads an accelerator once."""
         outcomes, self._outcomes = self._outcomes, []
         if not outcomes:
             return
@@ -78,14 +78,14 @@ class Encoding:
 
 
 # ------------------------------------------------------------------------------------------------
-# Which copies serve which measures
+# Plans: which copies serve which measures
 # ------------------------------------------------------------------------------------------------
 
 
 def by_level(
     waves_by_measure: Mapping[str, Tensor], measures: Sequence[str]
 ) -> list[tuple[Tensor, list[str]]]:
-    """Waveforms, and the measures that read them: those that share a tensor together."""
+    """Group the measures whose waveforms are the same tensor, so that each is encoded once."""
     names_by_tensor: dict[int, list[str]] = {}
     for name in measures:
         names_by_tensor.setdefault(id(waves_by_measure[name]), []).append(name)
@@ -93,15 +93,15 @@ def by_level(
 
 
 class Plan(NamedTuple):
-    """Distortions that are made once, and the measures that they serve."""
+    """A bank of distortions to make once, and the measures that use it."""
 
-    name: str  # measure whose bank it is
+    name: str  # measure that the bank belongs to
     bank: DistortionBank
-    users: dict[str, list[int]]  # by measure, indices of its members among the bank's
+    users: dict[str, list[int]]  # by measure, indices of its members in the bank
 
 
 def plans(config: Config, measures: Iterable[str]) -> list[Plan]:
-    """What to make for some measures; a bank whose members another one has is not made itself."""
+    """Choose the banks to make. A bank whose members a larger one has is taken from that one."""
     rate = config.grid.sample_rate
     largest_first = sorted(
         with_encoder(measures), key=lambda measure: -len(config.bank_of(measure.name))
@@ -121,34 +121,34 @@ def plans(config: Config, measures: Iterable[str]) -> list[Plan]:
 
 
 # ------------------------------------------------------------------------------------------------
-# Their embeddings
+# Copies and their embeddings
 # ------------------------------------------------------------------------------------------------
 
 
 Rows = np.ndarray
-"""Which copies a batch of waveforms holds: (3, n) mixture, source, and index on the P axis."""
+"""Index of the n copies in a batch of waveforms: (3, n) mixture, source, and place on axis P."""
 
 
 def as_index(rows: Rows, device: torch.device) -> tuple[Tensor, ...]:
-    """An index into (b, S, P)."""
+    """The rows as an index into (b, S, P)."""
     return tuple(torch.from_numpy(rows).to(device))
 
 
 class Copies(NamedTuple):
-    """What is made of references for some measures."""
+    """The distorted copies to make for one plan."""
 
     config: Config
     budget: Budget
     plan: Plan
-    measured: Measured  # on the entire references; its mask has what any of the measures has
-    present: dict[str, np.ndarray]  # (b, S, P) bool by measure: which of the bank's members it has
+    measured: Measured  # on entire references; the mask marks members of any of the measures
+    present: dict[str, np.ndarray]  # (b, S, P) bool by measure: the bank's members that it has
 
     def made(self, waves: Tensor, start: int = 0) -> Iterator[tuple[Rows, Tensor]]:
-        """A few copies at a time, not normalised: their rows, and waveforms (n, T).
+        """Yield a few copies at a time, not normalised: their rows, and waveforms (n, T).
 
         Args:
             waves: (b, S, T) normalised references, or a piece of them.
-            start: position of a piece's first sample.
+            start: position of the piece's first sample.
         """
         batch, sources, length = waves.shape
         needed = np.any([*self.present.values()], 0)  # by any measure
@@ -180,15 +180,16 @@ class Copies(NamedTuple):
         others: Mapping[str, Tensor],
         start: int = 0,
     ) -> dict[str, Encoded]:
-        """All copies, each made once and encoded once for every encoder, by measure.
+        """Make each copy once, and encode it once per encoder; returns embeddings by measure.
 
         Args:
-            waves, start: as for :meth:`made`.
-            level: from rows and their waveforms (n, T) to those that are encoded.
-            encoding: from an encoder and waveforms to embeddings (n, F, M).
+            waves, start: as in :meth:`made`.
+            level: function of rows and their waveforms (n, T) that returns the waveforms at the
+                level for encoding.
+            encoding: function of an encoder and waveforms that returns embeddings (n, F, M).
             references, others: embeddings (b, S, F, M) by measure.
         """
-        # Present members are moved to the front, to avoid padding.
+        # Members that a source lacks are closed up: slot j holds its j-th present member.
         slots = {name: np.where(has, has.cumsum(-1) - 1, -1) for name, has in self.present.items()}
         counts = {name: has.sum(-1, keepdims=True) for name, has in self.present.items()}
         filled = {name: np.arange(count.max()) < count for name, count in counts.items()}
@@ -216,7 +217,7 @@ class Copies(NamedTuple):
         encoded = {}
         for name, has in filled.items():
             reference = references[name]
-            if name not in distortions:  # silence may have no distortion at all
+            if name not in distortions:  # silence may lack every distortion
                 distortions[name] = reference.new_zeros((*has.shape, *reference.shape[-2:]))
             mask = None if has.all() else torch.from_numpy(has).to(waves.device)
             encoded[name] = Encoded(reference, distortions[name], mask, others.get(name))
@@ -226,10 +227,10 @@ class Copies(NamedTuple):
 def copies_of(
     config: Config, budget: Budget, plan: Plan, measured: Mapping[str, Measured]
 ) -> Copies:
-    """What a plan makes, given what the bank of each measure measured on the entire references.
+    """Copies to make for a plan, from the measurements of each bank on the entire references.
 
-    Of several members that come out equal a bank has the first, so a measure's members are
-    those that its own bank has: they do not depend on what else is computed.
+    If several members coincide for a reference, only the first counts. Each measure keeps the
+    members of its own bank, so they do not depend on which other measures are computed.
     """
     masks = [measured[name].mask for name in plan.users]
     on_host = torch.cat(masks, -1).cpu().numpy()  # an accelerator is read once
@@ -252,16 +253,16 @@ def planned_copies(
     *,
     in_segments: bool = False,
 ) -> Iterator[Copies]:
-    """What is made of references for some measures, plan by plan.
+    """Yield the copies to make for some measures, plan by plan.
 
     Args:
-        config: of the scorer.
-        budget: of memory.
-        measures: a bank is made for.
+        config: settings of the scorer.
+        budget: working memory.
+        measures: measures to make copies for.
         waves: (b, S, T) normalised references.
-        active: (b, S, F).
-        items: mixtures of the batch that they are.
-        in_segments: whether segments of them are to be distorted.
+        active: (b, S, F) bool.
+        items: their indices in the batch.
+        in_segments: whether the references will be distorted in segments.
 
     Raises:
         ValueError: a source has frames to score but too few distortions.
@@ -300,12 +301,12 @@ def _select_rows(values: Tensor, index: np.ndarray) -> Tensor:
 
 
 def sums_of_others(waves: Tensor) -> Tensor:
-    """(..., S, T): for each source the sum of the others, at the levels that they came with.
+    """(..., S, T): for each source the sum of the others, at their original levels.
 
-    These are the levels at which a mixture has them, so the references are to be those of the
-    mixture. Normalised before they are added, sources of a mixture at 0 and -20 dB would count
-    alike in the sum. Their ratio does matter: at another one the sum lies elsewhere, and clearance
-    of single frames with it. With two sources there is no sum, and levels are free.
+    These are their levels in the mixture, so references must have the levels of the mixture. If
+    sources were normalised before they are added, one at 0 dB and one at -20 dB would count alike
+    in the sum. Their ratio matters: a different one moves the sum, and with it the clearance of
+    single frames. With two sources there is no sum, and levels are arbitrary.
     """
     sources = waves.shape[-2]
     sums = []

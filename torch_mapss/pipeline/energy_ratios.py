@@ -30,17 +30,17 @@ def bss_package() -> Any:
 def bss_eval(estimates: Tensor, references: Tensor, attributed: Sequence[int]) -> dict[str, Tensor]:
     """SDR, SIR and SAR of BSS Eval, with filters of :data:`FILTER_LENGTH` taps.
 
-    An estimate is projected on all references that sound; a silent one would make that singular. So
-    an estimate has the same ratios whether others are there or not.
+    An estimate is projected onto all references that are not silent, since a silent one would make
+    the projection singular. So its ratios do not depend on which other estimates are present.
 
     Args:
         estimates: (S', T) of one mixture.
         references: (S, T).
-        attributed: S', the reference of each estimate.
+        attributed: (S',) reference of each estimate.
 
     Returns:
-        (S',) float64 by name: NaN where the reference is silent; SIR where a single reference
-        sounds, and SIR and SAR of a silent estimate, are NaN as well.
+        (S',) float64 by name: NaN where the reference is silent. SIR is also NaN if only one
+        reference is not silent; SIR and SAR of a silent estimate are NaN too.
 
     Raises:
         ImportError: fast_bss_eval is missing.
@@ -51,14 +51,14 @@ def bss_eval(estimates: Tensor, references: Tensor, attributed: Sequence[int]) -
     columns = {name: [undefined] * len(outputs) for name in BSS_SCORES}
     sounding = (~audio.is_constant(truth)).nonzero()[:, 0].tolist()
     row_of_source = {source: row for row, source in enumerate(sounding)}
-    # BSS Eval takes one estimate per reference: where there is none the reference stands for it.
+    # BSS Eval needs one estimate per reference; a reference without one stands in for it.
     padded = [*truth[sounding]]
     scored: dict[int, int] = {}  # row of the padded estimates by estimate
     for estimate, source in enumerate(attributed):
         if source not in row_of_source:
             continue
         if bool(audio.is_constant(outputs[estimate])):
-            # Silence has a ratio of no energy at all.
+            # Silence has no energy to compare.
             columns["sdr"][estimate] = torch.full_like(undefined, _LOWEST_DB)
             continue
         scored[estimate] = row_of_source[source]
@@ -85,8 +85,8 @@ def si_sdr_of_call(call: Call) -> tuple[Tensor, Tensor]:
         call: checked.
 
     Returns:
-        (B, S') dB, 0 where it is not defined; and (B, S') bool: defined, where the reference is
-        not silent and the samples of the mixture are finite.
+        (B, S') dB, 0 where undefined; and (B, S') bool, defined where the reference is not silent
+        and all samples of the mixture are finite.
     """
     decibels = call.estimates.new_zeros(call.estimates.shape[:2])
     defined = torch.zeros(decibels.shape, dtype=torch.bool, device=decibels.device)
@@ -107,8 +107,8 @@ def bss_of_call(call: Call) -> dict[str, Tensor]:
         call: checked.
 
     Returns:
-        (B, S') dB by score, NaN where undefined: see :func:`bss_eval`, and where samples of the
-        mixture are not finite.
+        (B, S') dB by score; NaN where undefined (see :func:`bss_eval`), and for mixtures with
+        non-finite samples.
 
     Raises:
         ImportError: fast_bss_eval is missing.

@@ -1,4 +1,4 @@
-"""Estimates as they are encoded: their level and polarity, decided here and nowhere else."""
+"""The level and polarity at which estimates are encoded; decided only here."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from torch_mapss.pipeline.config import Config
 from torch_mapss.pipeline.measures import MEASURES
 from torch_mapss.pipeline.memory import Budget
 
-GAINS = ("own", "reference")  # whose gates say which blocks an estimate is levelled by
+GAINS = ("own", "reference")  # whose gates select the blocks that an estimate is levelled by
 
 
 def levelled_estimates(
     config: Config, call: Call, group: int, measures: Sequence[str]
 ) -> dict[str, Tensor]:
-    """Estimates of one length as each measure encodes them, at its level.
+    """Estimates of one length, at the level at which each measure encodes them.
 
     Args:
-        config: of the scorer.
-        call: checked.
-        group: index of their length in ``call.clips``.
-        measures: by name.
+        config: settings of the scorer.
+        call: a checked call.
+        group: index of the length in ``call.clips``.
+        measures: names of the measures.
 
     Returns:
-        By measure (b, S', T), at the encoder's rate; differentiable, except of a long clip.
-        Measures of one level share one tensor.
+        Waveforms (b, S', T) by measure, at the encoder's rate; differentiable, except for a long
+        clip. Measures with the same level share one tensor.
     """
     gain_of = {name: gain_by_measure(config, name) for name in measures}
     waves_by_gain = {gain: _levelled(config, call, group, gain) for gain in set(gain_of.values())}
@@ -42,12 +42,12 @@ def levelled_estimates(
 
 
 def gain_by_measure(config: Config, measure: str) -> str:
-    """One of ``GAINS``: what leaks into the pauses of a source must not change its level."""
+    """Entry of ``GAINS`` for a measure; leakage that it scores must not change the level."""
     return "reference" if MEASURES[measure].in_pauses else config.gain
 
 
 def _levelled(config: Config, call: Call, group: int, gain: str) -> Tensor:
-    """(b, S', T) estimates of one length by a gain of ``GAINS``."""
+    """Estimates (b, S', T) of one length, levelled by a gain of ``GAINS``."""
     waves, prepared = call.clips[group].waves, call.bank.groups[group]
     gates = None
     if gain == "reference":
@@ -60,7 +60,7 @@ def _levelled(config: Config, call: Call, group: int, gain: str) -> Tensor:
 def in_pieces(
     config: Config, waves: Tensor, gates: Tensor | None, budget: Budget, peak: float = 1.0
 ) -> Tensor:
-    """:func:`~torch_mapss.audio.loudness.at_loudness` of waveforms (1, n, T) of any length."""
+    """:func:`~torch_mapss.audio.loudness.at_loudness` in bounded memory, of (1, n, T)."""
     meter = metered(waves[0], config.grid.sample_rate, budget.samples)
     gains = meter.gain(config.loudness, peak, None if gates is None else gates[0])
     return waves * gains.unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""What was computed of frames, and the records that are made of it."""
+"""Collects values frame by frame, and makes the records of scores and bounds from them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FrameValues:
         self.sums: dict[str, Tensor] = {}  # (B, S', S, P) over frames
 
     def write(self, name: str, position: Tensor, values: Tensor) -> None:
-        """Values (n, S') at positions (n,) of the flattened (B, F)."""
+        """Write values (n, S') at positions (n,) of the flattened (B, F)."""
         self._written.setdefault(name, []).append((position, values))
 
     def add(self, name: str, position: Tensor, is_usable: Tensor, values: Tensor) -> None:
@@ -34,7 +34,7 @@ class FrameValues:
         bank = self.call.bank
         usable = torch.where(is_usable[:, None, None, None], values.double(), 0.0)
         total = self.sums.get(name, usable.new_zeros(bank.batch, *usable.shape[1:]))
-        # Mixtures of another length may have lost other members.
+        # Groups of other lengths may have another number of members; pad to the larger.
         missing = usable.shape[-1] - total.shape[-1]
         total, usable = pad(total, (0, max(0, missing))), pad(usable, (0, max(0, -missing)))
         self.sums[name] = total.index_add(0, position // bank.frames, usable)
@@ -50,7 +50,7 @@ class FrameValues:
         return self._joined("exposed", torch.bool)
 
     def of(self, measure: Measure, name: str) -> Tensor:
-        """(B, S', F) a field of a measure, 0 or False where it does not score an estimate."""
+        """(B, S', F) a field of a measure; 0 or False where it does not score an estimate."""
         is_scored = self.exposed if measure.in_pauses else self.active
         if name.endswith("_defined"):
             return self._joined(name, torch.bool) & is_scored
@@ -69,7 +69,7 @@ class FrameValues:
 
 
 def scores_of(config: Config, values: FrameValues) -> Scores:
-    """The record of what was written of a call."""
+    """Scores of a call, from the values written."""
     call = values.call
     fields: dict[str, Tensor] = {}
     if "bleed" in call.measures:
@@ -88,7 +88,7 @@ def scores_of(config: Config, values: FrameValues) -> Scores:
 def bounds_of(
     config: Config, confidence: float, has_scores: bool, values: FrameValues
 ) -> ScoreBounds:
-    """The bounds of what was written of a call."""
+    """Bounds of a call, from the values written."""
     bounds = {}
     for measure in with_encoder(values.call.measures):
         for field in measure.fields:

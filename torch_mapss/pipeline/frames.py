@@ -1,8 +1,8 @@
-"""Embeddings of frames: of clips that are in memory, and what both kinds of clips have in common.
+"""Embeddings of frames: the interface for both kinds of clips, and clips in memory.
 
-Scoring goes through the frames of clips block by block. What a block compares is asked of it by
-measure, so that the loop is the same whether embeddings are read from memory (here) or made on
-demand (:mod:`~torch_mapss.pipeline.segments`).
+Scoring goes through the frames of clips block by block. The loop asks each block for one measure's
+points at a time, and so need not know whether they are read from memory (here) or made on demand
+(:mod:`~torch_mapss.pipeline.segments`).
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ Embeddings = Mapping[str, Tensor]  # by measure
 
 
 class Chosen(NamedTuple):
-    """The frames of the mixtures of one length that are scored, as item and frame."""
+    """Frames to score in the mixtures of one length, as item and frame."""
 
     scored: Tensor  # (n, 2) int64 with at least two active sources, for all measures
-    pauses: Tensor  # (m, 2) int64 with one, for measures that score pauses
+    pauses: Tensor  # (m, 2) int64 with one active source, for measures that score pauses
 
 
 class Block(ABC):
     """A few frames of the mixtures of one length.
 
     Args:
-        item: (n,) of each frame, the mixture's index among these clips.
-        frame: (n,) its index in the mixture.
-        measures: to be computed in some of them.
-        has_pauses: whether there are frames in which only one source is active.
+        item: (n,) index of each frame's mixture among these clips.
+        frame: (n,) index of each frame in its mixture.
+        measures: measures to compute in at least some of the frames.
+        has_pauses: whether only one source is active in some of the frames.
     """
 
     def __init__(
@@ -47,19 +47,19 @@ class Block(ABC):
         self.has_pauses = has_pauses
 
     def rows(self, measure: str) -> Tensor | slice:
-        """In which of the n frames a measure is computed, by default in all."""
+        """Index of the frames, among the n, in which a measure is computed; all by default."""
         return slice(None)
 
     @abstractmethod
     def clusters(self, measure: str) -> tuple[Points, Tensor]:
-        """References and distortions of a measure's rows, without outputs; and which are finite.
+        """References and distortions in a measure's rows, without outputs, and which are finite.
 
-        Asked for once for each measure.
+        Called once per measure.
         """
 
     @abstractmethod
     def outputs(self, measure: str, call: int) -> Tensor:
-        """(rows, S', M) embedded estimates of a call, by its index."""
+        """(rows, S', M) embedded estimates of a call, which is named by its index."""
 
 
 class ClipFrames(ABC):
@@ -67,16 +67,16 @@ class ClipFrames(ABC):
 
     @abstractmethod
     def blocks(self, chosen: Chosen) -> Iterator[Block]:
-        """The chosen frames, as many at a time as memory allows."""
+        """Yield the chosen frames, as many at a time as memory allows."""
 
 
 class EncodedFrames(ClipFrames):
-    """Frames of clips that are encoded, as are the estimates.
+    """Frames of clips that are held encoded in memory, as are the estimates.
 
     Args:
-        clips: of the bank.
-        estimates: of each call, (b, S', F, M) by measure.
-        frames_at_once: of a block; None: all.
+        clips: clips of the bank.
+        estimates: embeddings (b, S', F, M) by measure, one mapping per call.
+        frames_at_once: most frames in a block; None: all.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class EncodedFrames(ClipFrames):
         self.frames_at_once = frames_at_once
 
     def blocks(self, chosen: Chosen) -> Iterator[Block]:
-        """See :class:`ClipFrames`; frames of pauses are blocks of their own."""
+        """See :class:`ClipFrames`; frames of pauses form separate blocks."""
         measures = list(self.estimates[0])
         in_pauses = [name for name in measures if MEASURES[name].in_pauses]
         for frames, names, has_pauses in (
@@ -116,7 +116,7 @@ class EncodedBlock(Block):
         self._estimates = clip_frames.estimates
 
     def clusters(self, measure: str) -> tuple[Points, Tensor]:
-        """See :class:`Block`; frames with bad embeddings are none of those to be scored."""
+        """See :class:`Block`; all finite, since the bank excludes other frames."""
         finite = torch.ones_like(self.frame, dtype=torch.bool)
         return self._clips.encoded[measure].points(self.item, self.frame), finite
 

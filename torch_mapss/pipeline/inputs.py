@@ -1,4 +1,4 @@
-"""Checks of what a user hands in: waveforms, their shapes and lengths, banks of references."""
+"""Checks of a user's input: waveforms, their shapes and lengths, banks of references."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from torch_mapss.pipeline.measures import checked_measures, with_encoder
 PIT = ("si_sdr",)
 # PIT over the loss scores every permutation: 24 of them for 4 sources.
 MOST_PERMUTED = 4
-_LIKE_SAMPLES = 100  # an axis of so many, longer than the last, is time and not sources
+_LIKE_SAMPLES = 100  # an axis at least this long, and longer than the last one, must be time
 
 
 class Clips(NamedTuple):
     """Waveforms of the mixtures of one length, ready for an encoder."""
 
     items: tuple[int, ...]  # their indices in the batch
-    samples: int  # length as handed in
+    samples: int  # length before resampling
     waves: Tensor  # (b, sources, T) at the encoder's rate, finite
-    valid: Tensor  # (b, sources) bool; False: had a NaN or infinite sample, and was zeroed
+    valid: Tensor  # (b, sources) bool; False: zeroed, because it had a NaN or infinite sample
 
 
 # ------------------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ def valid_waveforms(
 
 
 def items_by_length(config: Config, lengths: Sequence[int]) -> list[tuple[int, ...]]:
-    """Which mixtures are scored together: those of one length, and each long clip by itself."""
+    """Group mixtures for scoring: those of one length together, each long clip by itself."""
     by_length: dict[tuple[int, ...], list[int]] = {}
     for item, length in enumerate(lengths):
         alone = (item,) if config.is_long(length) else ()
@@ -82,20 +82,20 @@ def clips_of(
     lengths: Sequence[int],
     groups: Iterable[Sequence[int]],
 ) -> tuple[Clips, ...]:
-    """Waveforms (B, sources, T) cut to their lengths and resampled, by groups of items.
+    """Cut waveforms (B, sources, T) to their lengths and resample them, group by group.
 
     Args:
-        config: whose rates apply.
+        config: settings of the scorer.
         waves: (B, sources, T), finite.
         valid: (B, sources) bool.
         lengths: (B,) true lengths in samples.
-        groups: items of one length each.
+        groups: indices of the items in each group, which share a length.
     """
     clips = []
     for items in groups:
         samples = lengths[items[0]]
         stretch = slice(items[0], items[-1] + 1)
-        adjacent = tuple(items) == tuple(range(items[0], items[-1] + 1))  # which need no copy
+        adjacent = tuple(items) == tuple(range(items[0], items[-1] + 1))  # needs no copy
         same_length = waves[stretch] if adjacent else devices.select(waves, items, 0)
         resampled = audio.resample(
             same_length[..., :samples], config.sample_rate, config.grid.sample_rate
@@ -113,8 +113,8 @@ def as_batch(x: object, name: str) -> Tensor:
     """``x`` as (B, sources, T) floating point.
 
     Raises:
-        TypeError: not a tensor, or of a type that holds no audio.
-        ValueError: another rank, empty, or with time before the sources.
+        TypeError: not a tensor, or of a dtype that cannot hold audio.
+        ValueError: of another rank, empty, or with time before the sources.
     """
     accepted = "(B, S, T) or (S, T): batch, sources, samples"
     if not isinstance(x, Tensor):
@@ -150,7 +150,7 @@ def as_references(references: Tensor) -> Tensor:
 
 
 def check_pair(waves: Tensor, estimates: Tensor, references: Tensor) -> None:
-    """Raise unless references can belong to estimates, whose ``waves`` are (B, S', T)."""
+    """Raise unless the references fit the estimates, whose ``waves`` are (B, S', T)."""
     target = as_references(references)
     checks.check_devices(estimates=waves, references=target)
     if estimates.ndim != references.ndim or len(waves) != len(target):
@@ -163,13 +163,13 @@ def check_pair(waves: Tensor, estimates: Tensor, references: Tensor) -> None:
 def check_trim(
     config: Config, samples: int, references: Tensor | ReferenceBank, lengths: object
 ) -> None:
-    """Raise ValueError unless estimates of another length may be cut to the shorter.
+    """Raise ValueError unless estimates and references may be cut to the shorter length.
 
     Args:
-        config: whose ``trim`` applies.
-        samples: of the estimates.
-        references: of another length.
-        lengths: as handed in.
+        config: settings of the scorer, with ``trim``.
+        samples: length of the estimates.
+        references: references of another length.
+        lengths: the user's argument.
     """
     is_bank = isinstance(references, ReferenceBank)
     if isinstance(references, ReferenceBank):
@@ -190,7 +190,7 @@ def check_trim(
 
 
 def check_gradient(config: Config, lengths: Sequence[int]) -> None:
-    """Raise ValueError where a gradient is wanted of clips that are scored in segments."""
+    """Raise ValueError for clips that are scored in segments, which have no gradient."""
     if any(config.is_long(length) for length in lengths):
         raise ValueError(
             "scores of clips longer than a segment have no gradient, and the estimates require "
@@ -205,12 +205,12 @@ def true_lengths(
     samples: int,
     references: Tensor | ReferenceBank,
 ) -> tuple[int, ...]:
-    """The length of every mixture in samples; by default the bank's, or ``samples`` for all.
+    """Length of each mixture in samples; by default the bank's, or ``samples`` for all.
 
     Raises:
         TypeError: not whole numbers.
-        ValueError: another count than B, a length above T, one too short for a frame, or another
-            one than in the bank.
+        ValueError: not B lengths, a length above T or too short for a frame, or lengths that differ
+            from the bank's.
     """
     bank = references if isinstance(references, ReferenceBank) else None
     true = (samples,) * batch if bank is None else bank.lengths
@@ -239,18 +239,18 @@ def true_lengths(
 
 
 def samples_of_a_frame(config: Config) -> int:
-    """How many samples as handed in one frame takes."""
+    """Number of samples, before resampling, that one frame needs."""
     grid = config.grid
     return -(-grid.receptive_field * config.sample_rate // grid.sample_rate)
 
 
 def grid_offset(config: Config, share: float, shortest: int) -> int:
-    """Samples to leave out at the beginning, so that frames begin a share of a hop later.
+    """Number of samples to leave out at the beginning, so that frames start part of a hop later.
 
     Args:
-        config: whose grid it is.
-        share: of a hop, in [0, 1).
-        shortest: samples of the shortest clip, which keeps one frame.
+        config: settings of the scorer, with the grid.
+        share: shift as a share of a hop, in [0, 1).
+        shortest: length of the shortest clip in samples, which keeps at least one frame.
     """
     hop = config.grid.hop * config.sample_rate / config.grid.sample_rate
     return min(int(share * hop), shortest - samples_of_a_frame(config))
@@ -264,7 +264,7 @@ def grid_offset(config: Config, share: float, shortest: int) -> int:
 def measures_of_bank(
     config: Config, bank: ReferenceBank, measures: str | Iterable[str] | None
 ) -> tuple[str, ...]:
-    """Those asked for; by default those of the settings that the bank was prepared for."""
+    """The measures asked for; by default all measures of the scorer that the bank has."""
     asked = config.measures if measures is None else checked_measures(measures)
     missing = [m.name for m in with_encoder(asked) if m.name not in bank.measures]
     prepared = tuple(name for name in asked if name not in missing)
@@ -278,7 +278,7 @@ def measures_of_bank(
 
 
 def check_bank(config: Config, bank: ReferenceBank, measures: Sequence[str], waves: Tensor) -> None:
-    """Raise ValueError unless a bank has these settings, and fits estimates (B, S', T)."""
+    """Raise ValueError unless a bank fits the settings and the estimates (B, S', T)."""
     by_measure = bank.settings["measures"]  # "bleed" needs no preparing
     used = {name: by_measure.get(name, {}) for name in measures}
     differences = [
@@ -301,7 +301,7 @@ def check_bank(config: Config, bank: ReferenceBank, measures: Sequence[str], wav
 
 
 # ------------------------------------------------------------------------------------------------
-# Outputs in any order
+# Permutations of outputs
 # ------------------------------------------------------------------------------------------------
 
 
@@ -311,14 +311,14 @@ def check_pit(
     """``pit``, one of ``choices`` or None.
 
     Raises:
-        ValueError: something else, or the source of every estimate is given as well.
+        ValueError: not a valid choice, or ``attributed`` is passed as well.
     """
     if pit is None:
         return None
     checks.check_choice(pit, "pit", choices)
     if attributed is not None:
         raise ValueError(
-            f"pit={pit!r} looks for the source of every estimate, and attributed={attributed} "
+            f"pit={pit!r} searches for the source of every estimate, but attributed={attributed} "
             "states it. Leave one of them out."
         )
     return pit

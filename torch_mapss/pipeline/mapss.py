@@ -1,4 +1,4 @@
-"""The scorer itself: its settings, and its calls step by step."""
+"""The scorer, :class:`MAPSS`: its settings and its methods."""
 
 from __future__ import annotations
 
@@ -39,65 +39,69 @@ class MAPSS(nn.Module):
     """Frame scores of separated sources, differentiable in the estimates.
 
     Args:
-        encoder: of PS, and of PM unless ``match_encoder`` is given: a name (``torch-mapss
+        encoder: encoder for PS, and for PM unless ``match_encoder`` is given: a name (``torch-mapss
             encoders`` lists them), local folder or hub id of a checkpoint, an
             :class:`~torch_mapss.encoders.Encoder`, or any callable with ``sample_rate``, ``hop``
             and ``receptive_field``. ``"mel"`` needs no download. Weights are loaded at first use.
-        layer: of the encoder; its default if None.
+        layer: layer of the encoder; the encoder's default if None.
         match_encoder: another encoder for PM, on the same rate and hop; ``encoder`` if None.
-        decomposition_encoder: of clearance and fidelity. ``"mel"`` is log-mel spectra on the frames
-            of the others. The split needs features in which a mixture lies near the line between
-            its sources: from layer 1 of a transformer on, fidelity follows the noise in an output.
-        decomposition_layer: of ``decomposition_encoder``, if that is a name; its default if None.
+        decomposition_encoder: encoder for clearance and fidelity. ``"mel"`` means log-mel spectra
+            on the frames of the other encoders. The split needs features in which a mixture lies
+            near the line between its sources: from layer 1 of a transformer on, fidelity follows
+            the noise in an output.
+        decomposition_layer: layer of ``decomposition_encoder``, if that is a name; its default if
+            None.
         separation_bank: distortions for PS; the paper's 70 if None. A smaller one
-            (``DistortionBank("separation", size=20)``) is faster and coarser.
+            (``DistortionBank("separation", size=20)``) is faster but coarser.
         match_bank: distortions for PM; the paper's up to 83 if None.
         decomposition_bank: distortions for clearance and fidelity; 20 members of PS's bank, evenly
             spaced, if None.
-        measures: computed unless a call asks for others: a name or several of ``"decomposition"``
-            (clearance and fidelity), ``"separation"`` (PS), ``"match"`` (PM) and ``"bleed"``; None:
-            all. Those that are left out cost nothing and load no encoder.
-        seed: of the noise in the default banks. Equal seeds give equal scores.
-        sample_rate: of the waveforms handed in, in Hz; they are resampled to the encoder's rate,
-            which None says they already have.
-        fs: another name of ``sample_rate``.
-        trim: cut estimates and references to the shorter of them instead of refusing. A bank is
-            never cut.
-        align_polarity: flip an estimate whose correlation with its reference is negative.
-            Checkpoints react to polarity, listeners do not.
-        gain: of estimates for PS and PM. ``"own"``, the paper's: each is brought to the loudness by
-            its own gates, so what it adds in the pauses of its source changes its level.
-            ``"reference"``: by the blocks of 400 ms that pass the gates of its reference, as
-            clearance, fidelity and bleed always do.
-        alpha, time, energy, max_dimension, convention, eigh: of the diffusion map, see
+        measures: measures to compute by default, one or several of ``"decomposition"`` (clearance
+            and fidelity), ``"separation"`` (PS), ``"match"`` (PM) and ``"bleed"``; None: all.
+            Measures left out cost nothing and load no encoder.
+        seed: seed of the noise in the default banks. Equal seeds give equal scores.
+        sample_rate: sample rate of your waveforms in Hz; they are resampled to the encoder's rate.
+            None: they already have it.
+        fs: alias of ``sample_rate``.
+        trim: cut estimates and references to the shorter length instead of raising an error. A bank
+            is never cut.
+        align_polarity: flip an estimate whose correlation with its reference is negative. Encoders
+            react to polarity, listeners do not.
+        gain: level of estimates for PS and PM. ``"own"`` (the paper's): each estimate is brought to
+            the loudness by its own gates, so anything it adds in the pauses of its source changes
+            its level. ``"reference"``: by the blocks of 400 ms that pass the gates of its
+            reference, as clearance, fidelity and bleed always do.
+        alpha, time, energy, max_dimension, convention, eigh: settings of the diffusion map, see
             :func:`torch_mapss.functional.perceptual_separation`.
-        loudness: target of the normalisation of every waveform, in LUFS.
+        loudness: loudness in LUFS that every waveform is normalised to.
         activity: a source is active where its RMS exceeds this share of its RMS over all samples.
-        check_finite: look for NaN and infinite samples and refuse them. If False, a mixture with
-            such a sample is not scored; a training step on an accelerator then synchronises twice
-            instead of four times.
-        segment: seconds. Longer clips are distorted, encoded and scored in segments of at most this
-            length, without gradients; memory grows by a few copies of the waveforms only. Encoders
-            whose frames depend on their receptive field alone (``"mel"``, ``"waveform"``) give the
-            scores of the whole clip up to rounding. Transformers receive the segment with a second
-            more on each side, so their scores depend on it. ``"auto"`` is 60, or what the encoder
-            accepts at once. None: everything is scored whole.
-        memory: working memory, in addition to waveforms, weights and results: bytes, a text like
-            ``"2GiB"``, or ``"auto"``: 1 GiB on a CPU (a quarter of what is free, if that is less),
-            a quarter of what is free on CUDA. It decides how many distortions are made, clips
-            encoded and frames scored at a time, and does not change scores.
-        dtype, device, local_files_only, cache_dir: of an encoder that is given by name.
+        check_finite: refuse NaN and infinite samples. If False, a mixture with such a sample is
+            left unscored instead, and a training step on an accelerator synchronises twice instead
+            of four times.
+        segment: longest clip in seconds that is scored whole. Longer clips are distorted, encoded
+            and scored in segments of at most this length, without gradients; memory then grows only
+            by a few copies of the waveforms. Encoders whose frames depend only on their receptive
+            field (``"mel"``, ``"waveform"``) give the scores of the whole clip up to rounding.
+            Transformers receive each segment with one more second on each side, so their scores
+            depend on this setting. ``"auto"`` is 60, or less if the encoder accepts less. None:
+            every clip is scored whole.
+        memory: working memory, in addition to waveforms, weights and results: a number of bytes, a
+            text like ``"2GiB"``, or ``"auto"``: 1 GiB on a CPU (or a quarter of the free memory, if
+            that is less), a quarter of the free memory on CUDA. It decides how many distortions are
+            made, clips encoded and frames scored at a time, and does not change scores.
+        dtype, device, local_files_only, cache_dir: for encoders given by name, see
+            :func:`torch_mapss.load_encoder`.
 
     The encoder is frozen and shared, and is neither part of ``state_dict()`` nor of
-    ``parameters()``; ``to(device)`` moves it along, while ``half()`` and its like change nothing:
-    its precision is ``dtype``, or a module's own. The diffusion maps run in float64 inside whatever
-    the dtype of the waveforms and under autocast (their eigendecomposition in ``eigh``, not to be
-    confused with ``dtype``).
+    ``parameters()``; ``to(device)`` moves it along, while ``half()`` and the like do nothing: its
+    precision is ``dtype``, or a module's own. The diffusion maps are computed in float64 whatever
+    the dtype of the waveforms, also under autocast (the precision of the eigendecomposition is
+    ``eigh``; ``dtype`` is the encoder's).
 
     Raises:
-        TypeError: an argument of another type.
-        ValueError: a setting out of its range, encoders on different frames, or a bank of the
-            other measure or with too few members.
+        TypeError: an argument has the wrong type.
+        ValueError: a setting is out of range, encoders lie on different frames, or a bank belongs
+            to the other measure or has too few members.
         ValueError, OSError, ImportError: at the first use of an encoder, if it cannot be loaded,
             see :func:`torch_mapss.load_encoder`.
 
@@ -209,22 +213,22 @@ class MAPSS(nn.Module):
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """Computed unless a call asks for others."""
+        """Measures computed by default."""
         return self.config.measures
 
     @property
     def grid(self) -> Grid:
-        """The frames that all encoders share."""
+        """The grid of frames that all encoders share."""
         return self.config.grid
 
     @property
     def sample_rate(self) -> int:
-        """Of the waveforms handed in, in Hz."""
+        """Sample rate of the user's waveforms in Hz."""
         return self.config.sample_rate
 
     @property
     def key(self) -> str:
-        """A short name of everything that a :class:`ReferenceBank` depends on."""
+        """Short hash of everything that a :class:`ReferenceBank` depends on."""
         return self.config.key
 
     def describe(self) -> dict[str, Any]:
@@ -232,7 +236,7 @@ class MAPSS(nn.Module):
         return self.config.describe()
 
     def times(self, frames: int) -> Tensor:
-        """(F,) seconds, the centre of each frame's receptive field."""
+        """(F,) times in seconds: the centre of each frame's receptive field."""
         return self.config.times(frames)
 
     def extra_repr(self) -> str:
@@ -270,11 +274,11 @@ class MAPSS(nn.Module):
         Args:
             references: (B, S, T) or (S, T) waveforms, S at least 2.
             lengths: (B,) true lengths in samples; T by default.
-            measures: a name or several to prepare; those of the constructor if None.
-            excerpts: of a single mixture, the parts that are scored: the first sample of each and
-                the one after its last, in order and without overlap. Loudness and activity are
-                those of the whole signal; bleed, which costs little, is of the whole too. Without
-                gradients. All by default.
+            measures: one or several measures to prepare; those of the constructor if None.
+            excerpts: parts of a single mixture to score, each by its first sample and the sample
+                after its last, in order and without overlap; by default everything. Loudness and
+                activity are those of the whole signal, and so is bleed, which costs little. Without
+                gradients.
 
         Returns:
             A :class:`ReferenceBank`.
@@ -282,7 +286,7 @@ class MAPSS(nn.Module):
         Raises:
             TypeError: not a tensor of a type that holds audio.
             ValueError: shapes, lengths or samples that cannot be scored, see the message; or a
-                source that has too few distortions, as its bank holds few families.
+                source with too few distortions, because its bank holds few families.
         """
         config = self.config
         measures = config.measures if measures is None else checked_measures(measures)
@@ -310,22 +314,21 @@ class MAPSS(nn.Module):
         Args:
             estimates: (B, S', T) or (S', T) waveforms.
             references: (B, S, T) or (S, T) waveforms, or a bank made of them by :meth:`prepare`.
-            attributed: (S',) which reference each estimate belongs to; all in order by default.
-                Score a target alone with one estimate and ``attributed=(0,)``.
-            lengths: (B,) true lengths in samples, of estimates and references alike. A bank has
-                its own.
-            measures: a name or several to compute; by default those of the constructor, or of them
-                those that the bank was prepared for. The fields of the others are None.
-            frames: score at most so many frames, drawn at random from the scored frames of the
-                batch: a cheap, unbiased estimate of the mean over frames. All by default. Bleed is
-                of all frames.
-            generator: a CPU generator to draw them with. By default every call draws the same
-                frames, so that it can be repeated: calls on many batches then share one draw, and
-                their mean keeps its error however many there are. Pass one generator to all of
-                them for draws of their own.
+            attributed: (S',) index of the reference of each estimate; by default all references in
+                order. To score only a target, pass one estimate and ``attributed=(0,)``.
+            lengths: (B,) true lengths in samples of estimates and references; a bank has its own.
+            measures: one or several measures to compute; by default those of the constructor,
+                restricted to what the bank was prepared for. Fields of other measures are None.
+            frames: largest number of frames to score, drawn at random from the scored frames of the
+                batch: a cheap, unbiased estimate of the mean over frames. All by default. Bleed
+                always uses all frames.
+            generator: CPU generator for drawing the frames. By default every call makes the same
+                draw, so that it can be repeated. Calls on many batches then share one draw, whose
+                error does not average out over them; pass one generator to all calls for
+                independent draws.
 
         Returns:
-            :class:`Scores`, (B, S', F) each; for unbatched input B is 1.
+            :class:`Scores` with fields (B, S', F); for unbatched input B is 1.
 
         Raises:
             TypeError: not tensors of a type that holds audio.
@@ -357,14 +360,16 @@ class MAPSS(nn.Module):
     ) -> ScoreBounds:
         """Error of every frame score: a truncation radius and a confidence half-width.
 
-        The scores are read off the same maps and returned along: cheaper than scoring apart.
+        The scores are computed from the same maps and returned as well, which is cheaper than a
+        separate call.
 
         Args:
-            estimates, references, attributed, lengths, measures, frames, generator: as for scoring.
-            confidence: of the half-width of each measure, in (0, 1).
-            convention: of PS and PM, ``"paper"``, ``"reference"`` or ``"derived"``; that of the
-                scores by default. See :mod:`torch_mapss.bounds` for what each guarantees. Clearance
-                and fidelity have a half-width by jackknife over distortions.
+            estimates, references, attributed, lengths, measures, frames, generator: as in
+                :meth:`forward`.
+            confidence: confidence of the half-width of each measure, in (0, 1).
+            convention: convention for PS and PM, ``"paper"``, ``"reference"`` or ``"derived"``;
+                that of the scores by default. :mod:`torch_mapss.bounds` says what each guarantees.
+                Clearance and fidelity have a half-width by jackknife over distortions.
             options: further settings of :func:`torch_mapss.functional.separation_bounds` and
                 ``match_bounds``, e.g. ``tail="bootstrap"``.
 
@@ -372,7 +377,8 @@ class MAPSS(nn.Module):
             :class:`ScoreBounds`, without gradients.
 
         Raises:
-            TypeError, ValueError: as for scoring, and for options that are unknown or out of range.
+            TypeError, ValueError: as :meth:`forward`, and for options that are unknown or out of
+                range.
         """
         config, frames = self.config, checked_frames(frames)
         task = bounding(config, confidence, convention, options)
@@ -397,25 +403,25 @@ class MAPSS(nn.Module):
         generator: torch.Generator | None = None,
         on_segment: OnSegment | None = None,
     ) -> list[Scores]:
-        """Scores of several systems' estimates of the same mixtures.
+        """Score the estimates of several systems for the same mixtures.
 
-        As calls one by one, without gradients; but of clips longer than ``segment``, distortions
-        are made and encoded once for all systems.
+        Equal to one call per system, without gradients; but for clips longer than ``segment``,
+        distortions are made and encoded only once for all systems.
 
         Args:
-            estimates: of each system, (B, S', T) or (S', T).
+            estimates: waveforms (B, S', T) or (S', T) of each system.
             bank: made by :meth:`prepare`.
-            attributed: of each system, as for scoring; None: all in order.
-            measures: as for scoring.
-            frames, generator: as for scoring; every system has the same frames drawn.
-            on_segment: called with how many segments of a long clip are scored, and of how many:
-                as scoring begins, and after each.
+            attributed: attribution of each system, as in :meth:`forward`; None: all in order.
+            measures: as in :meth:`forward`.
+            frames, generator: as in :meth:`forward`; all systems share the frames drawn.
+            on_segment: progress callback ``(done, total)`` for the segments of a long clip, called
+                at the beginning and after each segment.
 
         Returns:
-            The :class:`Scores` of each.
+            The :class:`Scores` of each system.
 
         Raises:
-            TypeError, ValueError: as for scoring.
+            TypeError, ValueError: as :meth:`forward`.
         """
         calls, frames = self._calls(estimates, bank, attributed, measures), checked_frames(frames)
         return score(self.config, calls, scoring(self.config), frames, generator, on_segment)
@@ -436,15 +442,15 @@ class MAPSS(nn.Module):
         on_segment: OnSegment | None = None,
         **options: Any,
     ) -> list[ScoreBounds]:
-        """What :meth:`bounds` returns, of several systems as :meth:`score_systems` takes them.
+        """Bound the scores of several systems, as :meth:`bounds` and :meth:`score_systems` do.
 
         Args:
-            estimates, bank, attributed, measures, frames, generator, on_segment: as for
+            estimates, bank, attributed, measures, frames, generator, on_segment: as in
                 :meth:`score_systems`.
-            confidence, convention, options: as for :meth:`bounds`.
+            confidence, convention, options: as in :meth:`bounds`.
 
         Returns:
-            The :class:`ScoreBounds` of each.
+            The :class:`ScoreBounds` of each system.
 
         Raises:
             TypeError, ValueError: as :meth:`bounds`.
@@ -480,7 +486,7 @@ class MAPSS(nn.Module):
 
 
 def checked_frames(frames: int | None) -> int | None:
-    """How many frames to score at most; raises unless a whole number of at least 1, or None."""
+    """Check ``frames``: None, or a whole number of at least 1."""
     return None if frames is None else checks.check_whole(frames, "frames", 1)
 
 
@@ -518,19 +524,19 @@ def resolve(
     measures: str | Iterable[str] | None,
     seed: int = 0,
 ) -> MAPSS:
-    """The MAPSS given, or one made of the other arguments that computes no more than ``measures``.
+    """Return ``mapss``, or make a MAPSS from the other arguments that computes ``measures``.
 
     Args:
-        mapss: given, or None.
-        encoder: of the one that is made; None: not given, ``DEFAULT_ENCODER``.
+        mapss: an existing MAPSS, or None.
+        encoder: encoder of a new MAPSS; None stands for ``DEFAULT_ENCODER``.
         options: further keywords of :class:`MAPSS`.
-        measures: of the one that is made.
-        seed: of the one that is made. Losses and metrics draw frames under it as well, so that it
-            may stand beside a MAPSS.
+        measures: measures of a new MAPSS.
+        seed: seed of a new MAPSS. Losses and metrics also draw frames with it, so it may be given
+            together with ``mapss``.
 
     Raises:
-        TypeError: ``mapss`` is something else, or MAPSS has no such option.
-        ValueError: both are given.
+        TypeError: ``mapss`` is not a MAPSS, or an option is unknown.
+        ValueError: ``mapss`` is given together with an encoder or options.
     """
     if mapss is None:
         encoder = DEFAULT_ENCODER if encoder is None else encoder

@@ -1,7 +1,7 @@
-"""The measures: how each family of scores is computed, one record of :data:`MEASURES`.
+"""The measures: how each family of scores is computed, as one record of :data:`MEASURES`.
 
-What a score is called and how it is read is told in :mod:`torch_mapss.score_table`. A new measure
-is a record here and its score function in :mod:`torch_mapss.core`; its fields are those of
+:mod:`torch_mapss.score_table` describes the scores themselves: names, ranges, meaning. A new
+measure is a record here and its score function in :mod:`torch_mapss.core`; its fields are those of
 :class:`~torch_mapss.Scores`. Preparing, scoring in memory and in segments, ``measures=`` and banks
 on disk follow from the record.
 """
@@ -20,19 +20,19 @@ from torch_mapss.score_table import ENERGY_MEASURES, SCORES, scores_of
 
 @dataclass(frozen=True)
 class Measure:
-    """What is computed of every frame, from what, and where it goes.
+    """A family of frame scores: its inputs, its score function and the fields that it fills.
 
     ``encoder`` and ``bank`` name arguments of :class:`~torch_mapss.MAPSS`; a measure without them
-    reads waveforms alone. Bounds of those with an encoder are made by ``NAME_errors`` in
+    reads only waveforms. Bounds for a measure with an encoder are made by ``NAME_errors`` in
     :mod:`torch_mapss.bounds.frames`; d of a map is the field ``NAME_dimension`` of the scores.
     """
 
     name: str
-    fields: tuple[str, ...]  # of Scores that it fills, (B, S', F); those to be shown come first
+    fields: tuple[str, ...]  # fields (B, S', F) of Scores; those shown to users first
     encoder: str | None = None
     bank: str | None = None
-    score: Score | None = None  # points of frames -> fields by name
-    least_members: int = 0  # distortions that a cluster needs
+    score: Score | None = None  # score function: points of frames -> fields by name
+    least_members: int = 0  # fewest distortions in a cluster
     others: bool = False  # whether it reads the sum of the other references
     in_pauses: bool = False  # whether frames are scored in which the own source pauses
     spectrum: bool = False  # whether it takes an eigendecomposition, of d coordinates
@@ -62,7 +62,7 @@ _ALL = (
         encoder="encoder",
         bank="separation_bank",
         score=separation_scores,
-        least_members=1,  # PS takes a covariance of them and the reference
+        least_members=1,  # PS takes the covariance of these and the reference
         spectrum=True,
     ),
     Measure(
@@ -71,7 +71,7 @@ _ALL = (
         encoder="match_encoder",
         bank="match_bank",
         score=match_scores,
-        least_members=2,  # PM takes a variance of them
+        least_members=2,  # PM takes their variance
         spectrum=True,
     ),
     Measure("bleed", ("bleed_db", "bleed_defined")),
@@ -82,7 +82,7 @@ MEASURES: dict[str, Measure] = {measure.name: measure for measure in _ALL}
 
 
 def measure_of(name: str) -> str:
-    """The measure that a score, or another field of :class:`~torch_mapss.Scores`, belongs to."""
+    """Name of the measure that a score or another field of :class:`~torch_mapss.Scores` is from."""
     if name in SCORES:
         return SCORES[name].measure
     for measure in _ALL:
@@ -97,12 +97,12 @@ def checked_measures(
     """Names of measures in the order of :data:`MEASURES`; None: all.
 
     Args:
-        measures: a name or several, of measures or of scores, which stand for their measure.
+        measures: names of measures, or of scores, which stand for their measure.
         beside: names of measures that the caller computes itself; they come last.
 
     Raises:
-        TypeError: neither a name nor several.
-        ValueError: a name that is no measure and no score, or none at all.
+        TypeError: neither a name nor several names.
+        ValueError: a name is neither a measure nor a score, or there is none.
     """
     if measures is None:
         return tuple(MEASURES)
@@ -128,5 +128,5 @@ def checked_measures(
 
 
 def with_encoder(measures: Iterable[str]) -> list[Measure]:
-    """Those of the measures that compare embeddings."""
+    """Records of the named measures that compare embeddings."""
     return [MEASURES[name] for name in measures if MEASURES[name].encoder is not None]

@@ -1,6 +1,6 @@
-"""How much memory a call may work in, and what follows from it: batches and blocks of frames.
+"""The working memory of a call, and the sizes of batches and blocks that follow from it.
 
-A budget changes how many things are done at a time, never what is computed.
+A budget changes how much is done at a time, never the result.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from typing import Any, NamedTuple
 import torch
 
 GIB = 2**30
-_LEAST = 2**24  # 16 MiB: below it batches are single frames anyway
+_LEAST = 2**24  # 16 MiB; with less, batches would be single frames anyway
 _GROUPS, _CGROUP = "/proc/self/cgroup", "/sys/fs/cgroup"
 
 
 class Budget(NamedTuple):
-    """Bytes to work in, besides the waveforms, the encoder's weights and what is returned.
+    """Working memory in bytes, besides the waveforms, the encoder's weights and the results.
 
-    The shares are those at which 1 GiB gives what suits a CPU's caches. What a call needs at once
-    is about the sum of the largest two.
+    The shares were tuned so that a total of 1 GiB gives batch sizes that suit a CPU's caches. A
+    call's peak is about the sum of the two largest.
     """
 
     total: int
-    samples: int  # of distorted copies made at a time; each takes some 400 bytes in the making
+    samples: int  # samples of copies made at a time; each takes some 400 bytes meanwhile
     embeddings: int  # bytes of an encoder's activations, and of a block's embeddings in segments
     gathered: int  # bytes of the embeddings of a block of frames, copied for its graphs
     frames: int  # bytes of the graphs of a batch of frames
 
     @classmethod
     def of(cls, total: int) -> Budget:
-        """The shares of so many bytes."""
+        """Split ``total`` bytes into shares."""
         return cls(total, max(1, total // 1024), total // 2, total // 8, total * 3 // 32)
 
 
 def checked_memory(memory: Any) -> int | None:
-    """Bytes, from a number of them or a text like "2GiB"; None for "auto".
+    """Convert a number of bytes or a text like "2GiB" to bytes; "auto" to None.
 
     Raises:
-        TypeError: neither.
-        ValueError: no amount of memory, or less than 16 MiB.
+        TypeError: neither a number nor a text.
+        ValueError: not an amount of memory, or less than 16 MiB.
     """
     if isinstance(memory, bool) or not isinstance(memory, numbers.Real | str):
         raise TypeError(
@@ -65,10 +65,10 @@ def checked_memory(memory: Any) -> int | None:
 
 
 def budget(memory: int | None, device: torch.device) -> Budget:
-    """The budget of a call on a device; None: what suits it.
+    """Budget of a call on a device; ``memory`` None: chosen by device.
 
-    On CUDA a quarter of what is free at the moment. On a CPU 1 GiB, or a quarter of the free memory
-    if that is less: more is no faster there.
+    By default, a quarter of the memory that is currently free on CUDA. On a CPU 1 GiB, or a quarter
+    of the free memory if that is less; more is not faster there.
     """
     if memory is None:
         on_cuda = device.type == "cuda"
@@ -78,17 +78,17 @@ def budget(memory: int | None, device: torch.device) -> Budget:
 
 
 def free_memory() -> int:
-    """Bytes of main memory that are free, within the limit of a container."""
+    """Free bytes of main memory, within the limit of a container."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         figures = dict(line.split(":", 1) for line in lines)
         free = int(figures["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):  # no such figure on this system
+    except (OSError, KeyError, ValueError):  # this system has no such figure
         free = 4 * GIB
     return max(0, min([free, *_container_limits()]))
 
 
-# Of control groups, version 2 and 1: where they are, limit, use, and what of it is given back.
+# Control groups, versions 2 and 1: subfolder, limit, use, and the part of it that can be reclaimed.
 _VERSIONS = (
     ("", "memory.max", "memory.current", "inactive_file"),
     ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -96,7 +96,7 @@ _VERSIONS = (
 
 
 def _container_limits() -> Iterator[int]:
-    """Bytes left below the limits of the process's control groups."""
+    """Yield the bytes left below each limit of the process's control groups."""
     try:
         lines = Path(_GROUPS).read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -106,14 +106,14 @@ def _container_limits() -> Iterator[int]:
             continue
         root, limit, use, inactive = _VERSIONS[bool(controllers)]
         group = Path(path.lstrip("/"))
-        # Its parents too: inside a container its own group is often mounted as the root.
+        # Parents too, because a container's own group is often mounted as the root.
         for folder in {Path(_CGROUP, root, parent) for parent in (group, *group.parents)}:
             try:
                 most_bytes, used_bytes = (
                     int((folder / name).read_text("ascii")) for name in (limit, use)
                 )
                 stat = (folder / "memory.stat").read_text("ascii").splitlines()
-            except (OSError, ValueError):  # no such group, or "max": no limit
+            except (OSError, ValueError):  # no such group, or no limit ("max")
                 continue
             yield (
                 most_bytes - used_bytes + int(dict(line.split() for line in stat).get(inactive, 0))

@@ -1,4 +1,4 @@
-"""Estimates in any order: which of them stands for which reference."""
+"""Permutation of estimates: finding and applying their best order."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch_mapss.pipeline.call import Call
 
 @torch.no_grad()
 def best_order(call: Call) -> Tensor:
-    """The estimate that stands for each reference, by the largest total SI-SDR of a mixture.
+    """Find the estimate for each reference, by the largest total SI-SDR of a mixture.
 
     Args:
-        call: validated, one estimate per reference.
+        call: a checked call with one estimate per reference.
 
     Returns:
-        (B, S) int64 on the device of the estimates. A silent reference takes what the others
-        leave.
+        (B, S) int64 on the device of the estimates. A silent reference gets the estimate that is
+        left.
     """
     order = torch.empty(call.estimates.shape[:2], dtype=torch.int64, device="cpu")
     for clips, references in call.pairs():
@@ -29,7 +29,7 @@ def best_order(call: Call) -> Tensor:
 
 
 def reordered(call: Call, order: Tensor) -> Call:
-    """The call with estimates in another ``order`` (B, S): the one that takes each place."""
+    """The call with its estimates permuted by ``order`` (B, S), the estimate per reference."""
     clips = []
     for same_length in call.clips:
         order_of_items = order[list(same_length.items)]

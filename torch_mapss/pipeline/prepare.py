@@ -1,4 +1,4 @@
-"""References -> a bank: normalised, distorted, encoded."""
+"""Preparation of a bank: references are normalised, distorted and encoded."""
 
 from __future__ import annotations
 
@@ -34,22 +34,23 @@ def prepare(
     excerpts: Sequence[tuple[int, int]] | None = None,
     offset: int = 0,
 ) -> ReferenceBank:
-    """Check, distort and encode references, those of every length on their own.
+    """Check, distort and encode references, one length at a time.
 
     Args:
-        config: of the scorer.
+        config: settings of the scorer.
         references: (B, S, T) or (S, T) waveforms.
         lengths: (B,) true lengths in samples; None: T.
-        measures: to be prepared.
-        budget: of memory.
-        warn: name mixtures that have no frame to score.
-        excerpts: first sample and the one after the last of the parts of a single mixture that are
-            scored; levels and activity are those of the whole. None: all.
-        offset: samples to leave out at the beginning, which moves the grid of frames; every
-            mixture keeps a frame.
+        measures: measures to prepare.
+        budget: working memory.
+        warn: warn of mixtures that have no frame to score.
+        excerpts: parts of a single mixture to score, each by its first sample and the sample after
+            its last; levels and activity are those of the whole. None: everything.
+        offset: samples to leave out at the beginning, which shifts the grid of frames; every
+            mixture keeps at least one frame.
 
     Raises:
-        TypeError: not a tensor of a type that holds audio, lengths that are no whole numbers.
+        TypeError: not a tensor of a dtype that can hold audio, or lengths that are not whole
+            numbers.
         ValueError: references that cannot be scored, see the message; a source has too few
             distortions.
         RuntimeError: an encoder gave no finite number at all.
@@ -79,7 +80,7 @@ def prepare(
 def encode_clips(
     config: Config, clips: Clips, measures: Sequence[str], encoding: Encoding
 ) -> EncodedClips:
-    """Mixtures of one length, with the embeddings of all their distortions."""
+    """Prepare mixtures of one length, with the embeddings of all their distortions."""
     grid = config.grid
     normalised = functools.partial(at_loudness, rate=grid.sample_rate, target=config.loudness)
     unscaled = clips.waves.clone() if clips.waves.is_inference() else clips.waves
@@ -115,7 +116,7 @@ def encode_clips(
 
 
 def warn_unscored(bank: ReferenceBank) -> None:
-    """Warn, naming them, of mixtures in which no frame has two active sources."""
+    """Warn of mixtures in which no frame has two active sources, naming them."""
     # An accelerator is read once, whatever the number of lengths.
     scored = [devices.upload(c.items, bank.device)[c.scored[:, 0]] for c in bank.groups]
     empty = set(range(bank.batch)) - set(torch.cat(scored).tolist())

@@ -1,4 +1,4 @@
-"""Checked calls with a bank -> scores of their frames, block by block."""
+"""Scoring of checked calls with a bank, block by block."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True)
 class Task(Generic[Record]):
-    """What is computed of every frame, and the record that is made of it."""
+    """The score functions to run on every frame, and the record to make from their results."""
 
     functions: Mapping[str, Score]  # by measure
     settings: Settings  # of the diffusion map
@@ -48,7 +48,7 @@ def scoring(config: Config) -> Task[Scores]:
 def bounding(
     config: Config, confidence: float, convention: str | None, options: dict[str, Any]
 ) -> Task[ScoreBounds]:
-    """Bounds, and scores read off the same maps; see :meth:`torch_mapss.MAPSS.bounds`."""
+    """Bounds, and scores from the same maps; see :meth:`torch_mapss.MAPSS.bounds`."""
     from torch_mapss.bounds import frames as bounds
     from torch_mapss.bounds.settings import named_settings
 
@@ -61,7 +61,7 @@ def bounding(
     }
     of_map = "reference" if convention == "reference" else "paper"
     settings = config.settings._replace(convention=of_map)
-    has_scores = settings == config.settings  # else the maps are not those of the scores
+    has_scores = settings == config.settings  # else these are other maps than the scores'
     return Task(functions, settings, functools.partial(bounds_of, config, confidence, has_scores))
 
 
@@ -73,19 +73,20 @@ def score(
     generator: torch.Generator | None = None,
     on_segment: OnSegment | None = None,
 ) -> list[Record]:
-    """What a task computes of the frames of calls that share a bank.
+    """Run a task on the frames of calls that share a bank.
 
-    The one loop over blocks of frames: what a block holds of the bank comes from memory or is made
-    on demand, once for all calls. Without a graph the work of a block is dropped at once; with one
-    all blocks are kept anyway, and an accelerator is read once, after the last.
+    This is the one loop over blocks of frames. A block's points come from memory or are made on
+    demand, once for all calls. Without a graph, the memory of a block is freed at once; with one,
+    all blocks are kept anyway, and an accelerator is read once, after the last. The measures
+    without embeddings (bleed) are computed at the end, by ``task.record``.
 
     Args:
-        config: of the scorer.
-        calls: with one bank and the same measures.
-        task: what to compute.
-        frames: how many to score at most; None: all.
-        generator: to draw them with, see :func:`choose`.
-        on_segment: called with how many segments of a long clip are scored, and of how many.
+        config: settings of the scorer.
+        calls: calls with the same bank and measures.
+        task: the score functions and the record.
+        frames: largest number of frames to score; None: all.
+        generator: generator for drawing them, see :func:`choose`.
+        on_segment: progress callback ``(done, total)`` for the segments of a long clip.
 
     Returns:
         The record of each call.
@@ -109,7 +110,7 @@ def score(
 
 
 class Waiting(NamedTuple):
-    """Work on a block's frames that was started, and where its results belong."""
+    """Started work on the frames of a block, and the place of its results."""
 
     values: FrameValues
     position: Tensor  # (n,) of the flattened (B, F)
@@ -121,8 +122,8 @@ class BlockScorer:
     """Starts the work on blocks of frames, and writes the results to the values of each call.
 
     Args:
-        calls: that share a bank.
-        task: what to compute.
+        calls: calls that share a bank.
+        task: the score functions.
     """
 
     def __init__(self, calls: Sequence[Call], task: Task[Any]) -> None:
@@ -145,7 +146,7 @@ class BlockScorer:
         for measure in block.measures:
             is_usable = self._start(block, measure, present, position, is_usable)
             if not self.has_graph:
-                self.write()  # and so drop, before the bank makes what the next measure compares
+                self.write()  # free this measure's work before the next one's copies are made
         for call, values, usable in zip(self.calls, self.values, is_usable):
             scored = scored_estimates(active, call.attributed)
             exposed = exposed_estimates(active, plays, call.attributed)
@@ -160,7 +161,7 @@ class BlockScorer:
         position: Tensor,
         is_usable: Sequence[Tensor],
     ) -> list[Tensor]:
-        """Start the work of one measure; which frames (n,) of each call still are usable."""
+        """Start one measure; returns, per call, which of the n frames are still usable."""
         rows = block.rows(measure)
         clusters, finite_clusters = block.clusters(measure)
         present = None if present is None else present[rows]
@@ -178,7 +179,7 @@ class BlockScorer:
         return still_usable
 
     def write(self) -> None:
-        """Write what is waiting where it belongs; an accelerator is read once for all."""
+        """Write the results of all started work; an accelerator is read once for all."""
         results = finish([entry.started for entry in self._waiting])
         for entry, result in zip(self._waiting, results):
             for name, tensor in result.items():
@@ -195,10 +196,10 @@ def choose(
     frames: int | None,
     generator: torch.Generator | None,
 ) -> list[Chosen]:
-    """The frames of each group: at most ``frames`` of all that are scored, without replacement.
+    """Choose the frames of each group: at most ``frames`` in all, drawn without replacement.
 
-    Frames of pauses are among them if any of the measures scores those. Without a generator every
-    call draws the same frames, so that equal calls give equal scores.
+    Frames of pauses are included if any of the measures scores them. Without a generator every call
+    draws the same frames, so that equal calls give equal scores.
     """
     has_pauses = any(MEASURES[name].in_pauses for name in measures)
     lists = []
@@ -225,7 +226,7 @@ def frames_of_group(
     has_graph: bool,
     on_segment: OnSegment | None,
 ) -> ClipFrames:
-    """Frames of the mixtures of one length: estimates are encoded, or will be on demand."""
+    """Frames of the mixtures of one length, with estimates encoded now or on demand."""
     clips = calls[0].bank.groups[group]
     estimates = [levelled_estimates(encoding.config, call, group, measures) for call in calls]
     if isinstance(clips, LongClip):
@@ -244,14 +245,15 @@ def frames_of_group(
 def with_outputs(
     clusters: Points, outputs: Tensor, attributed: tuple[int, ...], present: Tensor | None
 ) -> tuple[Points, Tensor]:
-    """The graphs of n frames, and which of them have finite outputs, (n,).
+    """Add outputs to the points of n frames; also returns (n,) bool where outputs are finite.
 
-    A non-finite output would spoil its frame's graph. It is not scored, so any point serves.
+    A non-finite output would spoil its frame's graph. Since it is not scored, its reference takes
+    its place.
 
     Args:
-        clusters: without outputs.
-        outputs: (n, S', M).
-        attributed: (S',) source of each.
+        clusters: points without outputs.
+        outputs: (n, S', M) embeddings.
+        attributed: (S',) source of each output.
         present: (n, S) bool, see :func:`sources_in_graph`.
     """
     finite = outputs.detach().isfinite().all(-1, keepdim=True)

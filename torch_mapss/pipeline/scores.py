@@ -1,4 +1,4 @@
-"""What comes out: frame scores, utterance scores, bounds.
+"""Results: frame scores, utterance scores, bounds.
 
 Records of tensors; no maths beyond pooling. ``B`` mixtures, ``S'`` estimates, ``F`` frames.
 """
@@ -16,8 +16,8 @@ from torch_mapss.core.frame_batches import Bounds
 from torch_mapss.pipeline.measures import measure_of
 from torch_mapss.score_table import SCORES, Score
 
-# Fields that are defined elsewhere than where the estimate is scored -> the bool field that says
-# where. The ratio is fidelity without its cap, and has a value also where fidelity has none.
+# Fields with a defined-mask of their own -> name of the mask; all others are defined where
+# ``active``. The ratio is fidelity without its cap, and also has a value where fidelity has none.
 _DEFINED_FIELDS = {
     score.frame_field: score.defined_field
     for score in SCORES.values()
@@ -43,27 +43,28 @@ class UtteranceScores(NamedTuple):
     attributed_distance: Tensor  # (B, S') mean A, to the source's own cluster (PS)
     foreign_distance: Tensor  # (B, S') mean B, to the closest other cluster (PS)
     log_foreign_distance: Tensor  # (B, S') mean log B
-    frames: Tensor  # (B, S') int64, how many frames are active
+    frames: Tensor  # (B, S') int64, number of active frames
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Frame scores of a batch. None where a measure was not computed.
+    """Frame scores of a batch; fields of measures that were not computed are None.
 
     Where a value is not :meth:`defined` it is 0, without gradient (``bleed_db``: NaN).
     """
 
-    # (B, S', F) bool: source and at least one other active, frame drawn. PS, PM and fidelity are
-    # scored there; clearance and bleed in pauses of the source as well, see `defined`.
+    # (B, S', F) bool: own source and another one are active, and the frame was drawn. PS, PM and
+    # fidelity are scored there; clearance also, and bleed only, in pauses of the source, see
+    # `defined`.
     active: Tensor
     times: Tensor  # (F,) seconds, centre of the encoder's receptive field
-    measures: tuple[str, ...]  # those computed, see torch_mapss.pipeline.measures
-    clearance: Tensor | None = None  # (B, S', F) in [0, 1], 1: as far off as the true source
+    measures: tuple[str, ...]  # measures computed, see torch_mapss.pipeline.measures
+    clearance: Tensor | None = None  # (B, S', F) in [0, 1], 1: as far away as the true source
     fidelity: Tensor | None = None  # (B, S', F) in [0, 1], 1: undistorted
     ps: Tensor | None = None  # (B, S', F) in [0, 1], 1: no leakage
     pm: Tensor | None = None  # (B, S', F) in [0, 1], 1: undistorted
-    log_pm: Tensor | None = None  # (B, S', F) <= 0; keeps ranking where PM has saturated at 0
-    bleed_db: Tensor | None = None  # (B, S', F) dB, level added where only others are active
+    log_pm: Tensor | None = None  # (B, S', F) <= 0; still ranks where PM has saturated at 0
+    bleed_db: Tensor | None = None  # (B, S', F) dB, level added in pauses of the own source
     attributed_distance: Tensor | None = None  # (B, S', F) A, to the source's own cluster (PS)
     foreign_distance: Tensor | None = None  # (B, S', F) B, to the closest other cluster (PS)
     distortion_ratio: Tensor | None = None  # (B, S', F) >= 0, 1 - fidelity without its cap
@@ -84,7 +85,7 @@ class Scores:
         return self.of(_DEFINED_FIELDS.get(field, "active"))
 
     def of(self, field: str) -> Tensor:
-        """A field by name; ValueError where there is none, or it was not computed."""
+        """A field by name; ValueError if it does not exist or was not computed."""
         checks.check_choice(field, "field", [field_.name for field_ in fields(self)])
         values: Tensor | None = getattr(self, field)
         if values is None:
@@ -95,9 +96,9 @@ class Scores:
         return values
 
     def utterance(self) -> UtteranceScores:
-        """Pool frames to one number per estimate; NaN for what was not computed.
+        """Pool frames to one number per estimate; NaN for measures that were not computed.
 
-        PM's paper pooling is its plain mean [eq:avg_pooling_pm].
+        The paper pools PM by its plain mean [eq:avg_pooling_pm].
         """
         undefined = torch.full(self.active.shape[:2], torch.nan, device=self.active.device)
         pooled = {
@@ -108,7 +109,7 @@ class Scores:
         return UtteranceScores(**pooled, frames=self.active.sum(-1))
 
     def _pooled(self, score: Score) -> Tensor:
-        """(B, S') the frames of a score, pooled."""
+        """(B, S') a score pooled over its frames."""
         assert score.frame_field is not None
         assert score.pooling is not None
         defined = self.defined(score.frame_field)
@@ -126,7 +127,7 @@ class Scores:
 
 
 class ScoreBounds(NamedTuple):
-    """What :meth:`torch_mapss.MAPSS.bounds` returns; None where a measure was not computed."""
+    """Result of :meth:`torch_mapss.MAPSS.bounds`; None where a measure was not computed."""
 
     active: Tensor  # (B, S', F) bool, as in :class:`Scores`
     confidence: float
@@ -136,7 +137,7 @@ class ScoreBounds(NamedTuple):
     pm: Bounds | None = None
     utterance_clearance: Bounds | None = None  # (B, S') of the mean: jackknife of the pooled score
     utterance_fidelity: Bounds | None = None  # (B, S') of 1 - RMS(1 - F), likewise
-    scores: Scores | None = None  # read off the same maps; None where the bounds need others
+    scores: Scores | None = None  # from the same maps; None if the bounds need other maps
 
     def of(self, field: str) -> Bounds:
         """The bounds of a field of :class:`Scores`.

@@ -1,4 +1,4 @@
-"""Long clips: their distortions are made and encoded span by span, whenever they are scored."""
+"""Long clips, whose distortions are made and encoded span by span, whenever they are scored."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from torch_mapss.pipeline.inputs import Clips
 from torch_mapss.pipeline.measures import MEASURES
 from torch_mapss.pipeline.memory import Budget
 
-# Called with how many segments of a long clip are scored, from 0 on, and how many there are.
+# Progress callback (done, total) for the segments of a long clip, called from 0 on.
 OnSegment = Callable[[int, int], object]
 
-SHORTEST_BLOCK = 5.0  # seconds; shorter ones would spend their time on what the distortions reach
+SHORTEST_BLOCK = 5.0  # seconds; in shorter blocks most work would go into the distortions' margins
 
-# Pieces of copies made at a time that the budget holds, less what the distortions reach. A row made
-# alone takes half as long again: Fourier transforms of several rows cost less for each.
+# Number of pieces of copies, margins not counted, that must fit the budget at once. A single row
+# takes half as long again as one of several, whose Fourier transforms are cheaper per row.
 PIECES = 4
 
 
@@ -56,13 +56,13 @@ def measure_long_clip(
     budget: Budget,
     excerpts: Sequence[tuple[int, int]] | None = None,
 ) -> LongClip:
-    """What it takes to score a clip (1, S, T) in segments; nothing is encoded yet.
+    """Measure a clip (1, S, T) for scoring it in segments; nothing is encoded yet.
 
     Args:
-        config: of the scorer.
-        clips: of one mixture.
-        measures: to be prepared.
-        budget: of memory.
+        config: settings of the scorer.
+        clips: waveforms of one mixture.
+        measures: measures to prepare.
+        budget: working memory.
         excerpts: see :func:`torch_mapss.pipeline.prepare.prepare`.
     """
     grid = config.grid
@@ -115,7 +115,7 @@ def measure_long_clip(
 
 
 def frames_inside(grid: Grid, parts: Sequence[tuple[int, int]], frames: int) -> Tensor:
-    """(n, 2) int64 first frame and the one after the last that lie entirely in parts of a clip."""
+    """(n, 2) int64: range [first, end) of the frames that lie entirely in each part of a clip."""
     ranges = []
     for begin, end in parts:
         first_frame = -(-begin // grid.hop)
@@ -125,16 +125,16 @@ def frames_inside(grid: Grid, parts: Sequence[tuple[int, int]], frames: int) -> 
 
 
 def within(frames: Tensor, ranges: Tensor) -> Tensor:
-    """Those of the frames (n, 2) of a single clip that lie in any of the ranges."""
+    """Select the frames (n, 2) of a single clip that lie in any of the ranges."""
     index = frames[:, 1:]
     return frames[((index >= ranges[:, 0]) & (index < ranges[:, 1])).any(-1)]
 
 
 def gains_in(copies: Copies, waves: Tensor, parts: Sequence[tuple[int, int]]) -> Tensor:
-    """(1, S, P) gains that bring copies to the level of their references (1, S, T) in some parts.
+    """(1, S, P) gains that bring copies to the level of their references (1, S, T) in the parts.
 
-    As :func:`copy_gains`, of which it hears the parts alone: with the power that the normalised
-    reference has there after K-weighting, and below a peak of 1.
+    Like :func:`copy_gains`, but measured only in the parts: each copy gets the K-weighted power
+    that the normalised reference has there, and a peak of at most 1.
     """
     rate = copies.config.grid.sample_rate
     shape = tuple(copies.measured.mask.shape)
@@ -156,7 +156,7 @@ def gains_in(copies: Copies, waves: Tensor, parts: Sequence[tuple[int, int]]) ->
 
 
 def copy_gains(copies: Copies, waves: Tensor) -> Tensor:
-    """(1, S, P) gains that bring each copy of references (1, S, T) to its level; 0 for none."""
+    """(1, S, P) gains that bring copies of references (1, S, T) to their level; 0 where absent."""
     rate, samples = copies.config.grid.sample_rate, waves.shape[-1]
     meter = Meter(tuple(copies.measured.mask.shape), samples, rate, waves)
     least = max(1, round(SHORTEST_BLOCK * rate) // meter.hop)
@@ -174,7 +174,7 @@ def copy_gains(copies: Copies, waves: Tensor) -> Tensor:
 def piece_around(
     waves: Tensor, bank: DistortionBank, sample_rate: int, begin: int, end: int
 ) -> tuple[Tensor, int]:
-    """Samples whose copies from ``begin`` to ``end`` are those of the whole; its position."""
+    """Piece whose copies equal those of the whole from ``begin`` to ``end``; and its position."""
     before, after = (round(reach * sample_rate) for reach in bank.reach(sample_rate))
     left = max(0, begin - before)
     return waves[..., left : end + after], left
@@ -186,14 +186,14 @@ def piece_around(
 
 
 class LongClipFrames(ClipFrames):
-    """Frames of a long clip, in spans of as many as can be encoded at once.
+    """Frames of a long clip, in spans of as many frames as can be encoded at once.
 
     Args:
-        clip: of the bank.
-        estimates: of each call by measure, (1, S', T) at the level at which they are encoded.
-        measures: to be computed.
-        encoding: which is checked after each span.
-        on_segment: called with how many segments are scored, and how many there are.
+        clip: clip of the bank.
+        estimates: waveforms (1, S', T) by measure, at the level for encoding; one mapping per call.
+        measures: measures to compute.
+        encoding: encodes the spans, and is checked after each.
+        on_segment: progress callback ``(done, total)``.
     """
 
     def __init__(
@@ -211,15 +211,15 @@ class LongClipFrames(ClipFrames):
         self.on_segment = on_segment or (lambda done, count: None)
 
     def blocks(self, chosen: Chosen) -> Iterator[Block]:
-        """See :class:`ClipFrames`; a segment's frames are asked for in their order."""
+        """See :class:`ClipFrames`; the frames of a segment come in order."""
         config = self.encoding.config
         if self.clip.excerpts is None:
             edges = list(segments(self.clip.frames, int(config.segment_frames)))
         else:
             edges = [tuple(edge) for edge in self.clip.excerpts.tolist()]
         encoders = [config.encoder_of(name) for name in self.measures]
-        # A receptive field is all that a frame of some encoders needs, with what they see beyond
-        # its ends. Others receive the entire segment, and a little of what surrounds it.
+        # Frames of local encoders need only their receptive field and overhang. Other encoders
+        # receive the entire segment with some context.
         is_local = all(encoder.local for encoder in encoders)
         overhang = max((encoder.overhang for encoder in encoders), default=0)
         margin = -(-overhang // config.grid.hop)  # frames
@@ -247,7 +247,7 @@ class LongClipFrames(ClipFrames):
     def _frames_at_once(self, is_local: bool) -> int:
         config, budget = self.encoding.config, self.encoding.budget
         count = max(1, budget.embeddings // self._frame_bytes())
-        if is_local:  # as long as making its copies allows, too
+        if is_local:  # also limited by the memory for making copies
             rate, hop = config.grid.sample_rate, config.grid.hop
             seconds = max(SHORTEST_BLOCK, budget.samples / PIECES / rate)
             count = min(count, max(1, round(seconds * rate / hop)))
@@ -266,13 +266,14 @@ class LongClipFrames(ClipFrames):
 
 
 class Span(Block):
-    """Frames of a long clip whose estimates are encoded, and whose copies are made when asked for.
+    """Consecutive frames of a long clip, whose copies are made when a measure asks for them.
 
     Args:
-        clip_frames: of the clip.
+        clip_frames: all frames of the clip.
         frame: (n,) indices in the clip, on the CPU.
-        is_pause: (n,) bool, on the CPU: only measures that score pauses are computed.
-        encoded: frames that the encoder receives the samples of.
+        is_pause: (n,) bool, on the CPU: frames in which only measures that score pauses are
+            computed.
+        encoded: range of frames whose samples the encoder receives.
     """
 
     def __init__(
@@ -287,11 +288,11 @@ class Span(Block):
         self._scored_rows = (~is_pause).nonzero().squeeze(-1).to(device)
         grid, samples = self._encoding.config.grid, self._clip.waves.shape[-1]
         first, last = encoded.start * grid.hop, (encoded.stop - 1) * grid.hop
-        self._length = last - first + grid.receptive_field  # of what is encoded
-        # What follows the last frame is seen by encoders whose window exceeds the frame.
+        self._length = last - first + grid.receptive_field  # of the samples that are encoded
+        # Samples after the last frame are for encoders whose window exceeds the receptive field.
         stop = samples if encoded.stop == self._clip.frames else first + self._length
         self._samples = slice(first, stop)
-        self._frames = frame - encoded.start  # among those that are encoded
+        self._frames = frame - encoded.start  # among the encoded frames
         self._outputs = [
             self._embedded_levels(waves_by_measure) for waves_by_measure in clip_frames.estimates
         ]
@@ -300,7 +301,7 @@ class Span(Block):
         if self._clip.others is not None:
             of_sums = [name for name in measures if MEASURES[name].others]
             self._others = self._embedded(self._clip.others, of_sums)
-        self._waiting: dict[str, Encoded] = {}  # made along with another measure's
+        self._waiting: dict[str, Encoded] = {}  # made together with another measure's
 
     def _embedded_levels(self, waves_by_measure: Mapping[str, Tensor]) -> Embeddings:
         embedded: dict[str, Tensor] = {}
@@ -325,12 +326,12 @@ class Span(Block):
         """See :class:`Block`."""
         if measure not in self._waiting:
             self._make(measure)
-        encoded, usable = cleaned(self._waiting.pop(measure))  # held no longer than it is needed
+        encoded, usable = cleaned(self._waiting.pop(measure))  # held no longer than needed
         rows = self.rows(measure)
         return encoded.points(0, rows), usable[rows]
 
     def _make(self, measure: str) -> None:
-        """Make and encode the copies that serve a measure, and whatever else they serve."""
+        """Make and encode the copies for a measure, and for all measures that share them."""
         config, recipes = self._encoding.config, self._clip.recipes
         plan = next(plan for plan in plans(config, self.measures) if measure in plan.users)
         measured = {name: recipes[name].measured for name in plan.users}
@@ -350,12 +351,12 @@ class Span(Block):
 
 
 def levelled(inside: slice, gains: Tensor, rows: Rows, copies: Tensor) -> Tensor:
-    """What is ``inside`` of copies (n, T), at the level that ``gains`` (1, S, P) bring them to."""
+    """Part ``inside`` of copies (n, T), brought to their level by ``gains`` (1, S, P)."""
     return copies[:, inside] * gains[as_index(rows, copies.device)].unsqueeze(-1)
 
 
 def cleaned(encoded: Encoded) -> tuple[Encoded, Tensor]:
-    """Embeddings of one clip with frames that hold bad numbers as zeros; which (F,) hold none."""
+    """Zero the frames with non-finite embeddings; also returns (F,) bool, the finite frames."""
     usable = encoded.usable().all(1)[0]
     if devices.is_accelerator(usable.device) or not bool(usable.all()):
         embeddings = encoded._replace(mask=None)
@@ -367,7 +368,7 @@ def cleaned(encoded: Encoded) -> tuple[Encoded, Tensor]:
 
 
 def segments(frames: int, longest: int) -> Iterator[tuple[int, int]]:
-    """Frames [begin, end) of segments of at most ``longest``, as even as possible."""
+    """Frame ranges [begin, end) of segments of at most ``longest`` frames, as even as possible."""
     count = -(-frames // longest)
     edges = [frames * k // count for k in range(count + 1)]
     return itertools.pairwise(edges)
