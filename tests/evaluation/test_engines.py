@@ -9,6 +9,7 @@ import pickle
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,76 @@ def at_once(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
 def test_order_and_laziness_are_the_engines_own(engine, tiny, expected, tmp_path):
     evaluate_set(tiny, out=tmp_path, map=engine, **QUICK)
     assert contents(tmp_path) == expected
+
+
+def from_another_folder(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+    """As on a worker of a cluster, whose working folder is its own."""
+    for item in [*items]:
+        folder = os.getcwd()
+        os.chdir(os.sep)
+        try:
+            result = function(item)
+        finally:
+            os.chdir(folder)
+        yield result
+
+
+def test_workers_need_not_share_the_working_folder(tiny, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tiny.parent)
+    for name, engine in (("here", map), ("elsewhere", from_another_folder)):
+        results = evaluate_set(tiny.name, out=tmp_path / name, map=engine, **QUICK)
+        assert (results.failures, results.pending) == ((), ())
+        assert results.records[0]["rows"][0]["estimate"] == "m0/one/a.wav"
+        assert contents(tmp_path / name) == expected
+    assert evaluate_set(tiny.name, out=tmp_path / "here", **QUICK).pending == ()
+
+
+def test_folders_among_the_settings_mean_the_same_elsewhere(tiny, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cache_folders = []
+
+    def noted(function: Any, items: Iterable[Any]) -> Iterator[Any]:
+        cache_folders.append(function.settings["cache_dir"])
+        return map(function, items)
+
+    evaluate_set(tiny, out="out", map=noted, cache_dir="weights", **QUICK)
+    assert cache_folders == [str(tmp_path / "weights")]
+
+
+def as_if_on_a_gpu(function: Any, items: Iterable[Any]) -> Iterator[Any]:
+    """Workers that have the device which this process lacks."""
+    assert function.device == "cuda:7"
+    return map(function._replace(device="cpu"), items)
+
+
+@contextmanager
+def cluster(address: str) -> Iterator[Any]:
+    yield as_if_on_a_gpu
+
+
+def test_no_device_is_tried_where_nothing_is_scored(tiny, expected, tmp_path, monkeypatch, capsys):
+    results = evaluate_set(
+        tiny, out=tmp_path / "python", map=as_if_on_a_gpu, device="cuda:7", **QUICK
+    )
+    assert contents(tmp_path / "python") == expected
+    assert results.pending == ()
+    monkeypatch.setattr(engines, "dask_map", cluster)
+    options = ("--encoder", "mel", "--measures", "bleed", "--device", "cuda:7")
+    command = ["evaluate", str(tiny), "--out", str(tmp_path / "command"), *options]
+    assert cli.main([*command, "--dask", "tcp://somewhere:8786"]) == 0
+    printed = capsys.readouterr()
+    assert "omputing on" not in printed.err
+    assert "omputed on" not in printed.out
+
+
+def test_the_device_is_told_where_it_is_used(tiny, tmp_path, capsys):
+    entry = json.loads(tiny.read_text())[0]
+    (path := tiny.parent / "single.json").write_text(json.dumps([entry]))
+    options = ("--measures", "bleed", "--device", "cpu", "--threads", "1")
+    command = ["evaluate", str(path), "--out", str(tmp_path), *options]
+    for expected_count in (1, 0):  # the second run finds all done
+        assert cli.main(command) == 0
+        assert capsys.readouterr().err.count("computing on cpu") == expected_count
 
 
 def test_threads(tiny, expected, tmp_path):

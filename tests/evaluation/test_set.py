@@ -133,7 +133,7 @@ def test_permutation_rates_channels_and_equal_systems(manifest, tmp_path):
     assert (rows["clearance_tail"] >= 0).all()
     assert {*zip(rows["estimate_rate"], rows["reference_rate"])} == {(48_000, 16_000)}
     assert all("2 channels averaged, resampled from 48000" in notes for notes in rows["notes"])
-    assert "above 8 kHz is discarded" in results_text(outcome, "cpu")
+    assert "above 8 kHz is discarded" in results_text(outcome)
     assert any("'high' and 'copy' have the same files" in line for line in outcome.warnings)
 
 
@@ -310,7 +310,7 @@ def test_excerpts_come_with_standard_errors_and_an_estimate_of_time(tmp_path, mo
     standard_errors = items.loc[items["system"] == "good", "clearance_se"]
     expected = math.sqrt((standard_errors**2).sum()) / 2
     assert excerpted.summary["clearance_se"].iloc[0] == pytest.approx(expected, rel=1e-6)
-    assert "±" in results_text(excerpted, "cpu")
+    assert "±" in results_text(excerpted)
     items.loc[items.index[0], "clearance_se"] = math.nan  # of a mixture with one excerpt
     summary_errors = tables.summary_table(items, rows, 16_000).set_index("system")["clearance_se"]
     assert summary_errors["good"] == pytest.approx(standard_errors.iloc[1] / math.sqrt(2), rel=1e-6)

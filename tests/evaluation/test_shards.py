@@ -27,7 +27,7 @@ from torch_mapss import evaluate_set
 from torch_mapss.audio import resample
 from torch_mapss.evaluation import cli
 from torch_mapss.evaluation import run as runs
-from torch_mapss.evaluation.results import records
+from torch_mapss.evaluation.results import load_results, records
 from torch_mapss.evaluation.results_text import results_text
 from torch_mapss.evaluation.shard import Shard, launched_shard, local_device, parse_shard
 
@@ -148,6 +148,45 @@ def test_shards_read_copies_of_one_set(manifest, results, tmp_path, capsys):
     assert "1 pairs are scored again, since they have other files than those that" in told
 
 
+def test_a_shard_without_mixtures_is_no_fault(tmp_path, monkeypatch, capsys):
+    """Also before any other shard is done; under torchrun its exit would end the others."""
+    path = write_manifest(tmp_path / "set", 1, ("one",))
+    partial = score_set(path, tmp_path / "python", shard=Shard(2, 2))
+    assert partial.pending == (("m0", "one"),)
+    assert (len(partial.scores), len(partial.items), len(partial.summary)) == (0, 0, 0)
+    assert (partial.measures, partial.failures, partial.warnings) == ((), (), ())
+    command = ["evaluate", str(path), *QUICK, "--out", str(tmp_path / "out")]
+    assert cli.main([*command, "--shard", "2/2"]) == 0
+    assert "1 pairs of mixture and system are not scored yet" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="is scored yet"):
+        load_results(tmp_path / "out")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("1", "0"):
+        monkeypatch.setenv("RANK", rank)
+        assert cli.main(command) == 0
+    assert len(load_results(tmp_path / "out").scores) == 2
+
+
+@pytest.mark.parametrize("broken", ["all", "the first"])
+def test_a_long_set_whose_first_mixture_cannot_be_loaded_is_scored(broken, tmp_path, capsys):
+    entries = []
+    for name, seconds in (("long", 130.0), ("short", 0.3)):
+        waves = sources(2, seconds, rate=4000)
+        lost = 100 if broken == "all" or name == "long" else 0  # samples
+        for kind, wave in (("truth", waves), ("one", waves[:, : waves.shape[-1] - lost])):
+            for source, samples in zip("ab", wave):
+                write(tmp_path / name / kind / f"{source}.wav", samples, 4000)
+        references, estimates = (
+            [f"{name}/{kind}/{source}.wav" for source in "ab"] for kind in ("truth", "one")
+        )
+        entry = {"mixture_id": name, "references": references, "systems": {"one": estimates}}
+        entries.append(entry)
+    path = save_manifest(tmp_path, entries)
+    results = score_set(path, tmp_path / "out", measures="bleed", quiet=False)
+    assert len(results.failures) == (2 if broken == "all" else 1)
+    assert "2 mixtures, 2 sources, 1 systems, 2 min of audio" in capsys.readouterr().err
+
+
 def test_a_last_call_joins_shards(tmp_path, capsys):
     path, out = write_manifest(tmp_path / "set", 3, ("one",)), tmp_path / "out"
     broken = tmp_path / "set" / "m1" / "one" / "a.wav"
@@ -227,7 +266,7 @@ def test_findings_of_a_set_are_told_once_and_counted(tmp_path):
     assert "in 2 of 6 pairs of mixture and system ('one'), first in mixture 'm0'" in silent
     (rates,) = [text for text in outcome.warnings if text.startswith("rates:")]
     assert "the means of system 'two' are over files of 8000, 16000 Hz" in rates
-    assert f"Warning: {silent}." in results_text(outcome, "cpu")
+    assert f"Warning: {silent}." in results_text(outcome)
     rows = {row["system"]: row for row in records(outcome.summary)}
     assert (rows["one"]["silent"], rows["two"]["silent"]) == (2, 0)
     assert (rows["one"]["rates"], rows["two"]["rates"]) == ("16000", "8000;16000")

@@ -11,8 +11,18 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from bursts import bursts
 from checkpoints import pickle_weights, write_checkpoint
-from separations import leaky, score_set, small_mapss, sources, write, write_manifest
+from separations import (
+    leaky,
+    save_manifest,
+    score_set,
+    small_mapss,
+    sources,
+    write,
+    write_all,
+    write_manifest,
+)
 
 from torch_mapss import MAPSS, Distortion, DistortionBank
 from torch_mapss.evaluation import cli
@@ -54,6 +64,30 @@ def test_untouched_results_pass(results_folder, capsys):
     printed = capsys.readouterr().out
     for told in ("12 audio files compared by SHA-256, 8 rows", "6 estimates", "Nothing differs."):
         assert told in printed
+
+
+@pytest.mark.parametrize(
+    "options", [("--excerpts", "2"), ("--sample-frames", "30"), ("--channels", "each")]
+)
+def test_results_of_a_share_of_the_signals_pass(options, tmp_path, capsys):
+    truth = bursts(4.0)
+    for kind, waves in (("truth", truth), ("one", leaky(truth, 0.4))):
+        write_all(tmp_path / "set" / kind, waves)
+    paths = {kind: [f"{kind}/{source}.wav" for source in "ab"] for kind in ("truth", "one")}
+    entry = {"mixture_id": "m", "references": paths["truth"], "systems": {"one": paths["one"]}}
+    path = save_manifest(tmp_path / "set", [entry])
+    (config := tmp_path / "config.yaml").write_text("excerpt_seconds: 1\n")
+    how = ("--encoder", "mel", "--bank-size", "10", "--config", str(config), "--quiet", *options)
+    assert cli.main(["evaluate", str(path), "--out", str(tmp_path / "out"), *how]) == 0
+    assert command(tmp_path, "--pairs", "1") == 0
+    printed = capsys.readouterr().out
+    assert "Nothing differs." in printed
+    assert ("bleed is of whole signals" in printed) == ("--excerpts" in options)
+    (record_path := tmp_path / "out" / "records" / "m.json").write_text(
+        record_path.read_text().replace('"bleed_db": -', '"bleed_db": -1')
+    )
+    printed = differs(tmp_path, capsys, "--pairs", "1")  # by scoring again
+    assert "scored again, mixture 'm', system 'one', source 'a', bleed_db" in printed
 
 
 def test_other_audio(copied, capsys):

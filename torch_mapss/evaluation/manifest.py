@@ -275,9 +275,14 @@ def short(value: Any) -> str:
 
 
 def of_one_folder(mixtures: Sequence[Mixture]) -> tuple[Mixture, ...]:
-    """Mixtures whose paths are relative to one folder, which their results name."""
-    if len({os.path.abspath(mixture.folder) for mixture in mixtures}) == 1:
-        return tuple(mixtures)
+    """Mixtures whose paths are relative to one absolute folder, which their results name.
+
+    An engine may open them from another working folder.
+    """
+    folders = {os.path.abspath(mixture.folder) for mixture in mixtures}
+    if len(folders) == 1:
+        (folder,) = folders
+        return tuple(mixture._replace(folder=folder) for mixture in mixtures)
     return tuple(map(absolute, mixtures))
 
 

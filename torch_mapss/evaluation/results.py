@@ -229,6 +229,19 @@ def load_results(
     """
     if isinstance(folder, Results):
         return folder if root is None else replace(folder, root=os.fspath(root))
+    results = read_results(folder, root)
+    if not results.records:
+        raise ValueError(
+            f"nothing in {io.shown(folder)!r} is scored yet. `torch-mapss evaluate` with the same "
+            "arguments goes on where it stopped."
+        )
+    return results
+
+
+def read_results(
+    folder: str | os.PathLike[str], root: str | os.PathLike[str] | None = None
+) -> Results:
+    """As :func:`load_results`, also of a folder in which nothing is scored yet."""
     folder = os.fspath(folder)
     needed = ("settings.json", "mixtures.json")
     missing = [file for file in needed if not os.path.isfile(os.path.join(folder, file))]
@@ -254,14 +267,8 @@ def load_results(
             for path, (*_, digest) in zip(paths, by_system[system]["files"]):
                 if path is not None and digest is not None:
                     sha256[path] = digest
-    if not pairs:
-        raise ValueError(
-            f"nothing in {io.shown(folder)!r} is scored yet. `torch-mapss evaluate` with the same "
-            "arguments goes on where it stopped."
-        )
-    scores = tables.scores_table(pairs)
-    items = tables.items_table(scores, pairs)
     rate = stored.get("rate")
+    scores, items, summary = tables.all_tables(pairs, float("inf") if rate is None else rate)
     return Results(
         folder=folder,
         settings=stored["settings"],
@@ -273,7 +280,7 @@ def load_results(
         systems=tuple(dict.fromkeys(name for mixture in mixtures for name in mixture.systems)),
         scores=scores,
         items=items,
-        summary=tables.summary_table(items, scores, float("inf") if rate is None else rate),
+        summary=summary,
         root=mixtures[0].folder if root is None else os.fspath(root),
         entries={mixture.name: mixture.entry() for mixture in mixtures},
         records=pairs,

@@ -11,13 +11,8 @@ from torch_mapss.evaluation.text_page import Page, Table
 from torch_mapss.score_table import SCORES, present, score_label, score_text
 
 
-def results_text(results: Results, device: str) -> str:
-    """The systems with their means and counts, what the numbers mean, what to know.
-
-    Args:
-        results: of the set.
-        device: that they were computed on.
-    """
+def results_text(results: Results) -> str:
+    """The systems with their means and counts, what the numbers mean, what to know."""
     summary, excerpts = results.summary, results.settings.get("excerpts")
     names = present(summary.columns, ranked=True)
     counts = ("scored", "undefined", "failed")
@@ -36,7 +31,7 @@ def results_text(results: Results, device: str) -> str:
         notes.append(f"±: standard error over {excerpts} excerpts a mixture.")
     notes += [f"Note: {note}." for note in results.notes]
     notes += [f"Warning: {warning}." for warning in results.warnings]
-    return Page("", [table], [*notes, f"Computed on {device}."]).text(wrap=False)
+    return Page("", [table], notes).text(wrap=False)
 
 
 def _cell(row: Mapping[str, Any], name: str, has_error: bool) -> str:

@@ -22,18 +22,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_mapss.core import checks
+from torch_mapss.core.devices import device_name
 from torch_mapss.evaluation import console, io, results_folder
 from torch_mapss.evaluation import settings as scoring
 from torch_mapss.evaluation.manifest import Mixture, as_mixtures, of_one_folder
 from torch_mapss.evaluation.records import MixtureScores, Record, failed_record
-from torch_mapss.evaluation.results import Results, load_results, write_tables
+from torch_mapss.evaluation.results import Results, read_results, write_tables
 from torch_mapss.evaluation.score import Scorer
-from torch_mapss.evaluation.score_mixture import (
-    FAILURES,
-    MixtureJob,
-    load_mixture,
-    score_loaded,
-)
+from torch_mapss.evaluation.score_mixture import MixtureJob, load_mixture, score_loaded
 from torch_mapss.evaluation.shard import Shard, parse_shard
 
 if TYPE_CHECKING:
@@ -140,7 +136,9 @@ def run(
     """
     folder, shard = io.make_folder(out), shard or Shard()
     mixtures = of_one_folder(mixtures)
-    scorer = Scorer.of(job.settings, job.device, job.mapss)
+    # In this process reading is done in the background, and segments are told.
+    in_process = map is builtins.map
+    scorer = Scorer.of(job.settings, job.device, job.mapss) if in_process else _describing(job)
     options = None if job.mapss is not None else scoring.storable(job.settings)
     rate = scorer.mapss.grid.sample_rate
     results_folder.claim(folder, scorer.description, rate, options)
@@ -154,21 +152,30 @@ def run(
         _tell_start(shard, states, remark)
     orders = {name: [*mixture.systems] for name, mixture in stored.items()}
     progress = _Progress(folder, scorer, pending, orders)
-    # In this process reading is done in the background, and segments are told.
-    in_process = map is builtins.map
+    if in_process and pending and not quiet:
+        console.complain(f"computing on {device_name(scorer.device)}")
     try:
         with console.progress(sum(progress.lengths.values()), quiet) as bar:
             progress.bar = bar
             if in_process and pending and not quiet:
                 progress.tell_time()
-            function: Any = job
+            function: Any = job._replace(settings=scoring.with_absolute_folders(job.settings))
             arriving = progress.in_process() if in_process else iter(map(function, pending))
             progress.receive(arriving, engine=not in_process)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(progress.stopped()) from None
-    results = load_results(folder)
+    results = read_results(folder)
     write_tables(results)
     return results
+
+
+def _describing(job: MixtureJob) -> Scorer:
+    """The scorer of a job that other processes do: it describes the settings and scores nothing.
+
+    This process may lack their device, so that none of its own is tried.
+    """
+    settings = {name: value for name, value in job.settings.items() if name != "device"}
+    return Scorer.of(settings, None if job.mapss is not None else "cpu", job.mapss)
 
 
 def _tell_start(
@@ -303,14 +310,15 @@ class _Progress:
             f"{len(mixture.systems)} systems, {console.duration(sum(self.seconds.values()))} of "
             "audio"
         )
-        with suppress(*FAILURES):  # what is wrong is told where it is scored
-            loaded = load_mixture(self.scorer, mixture)
-            systems = [*loaded.systems.values()]
-            for seconds in (_WARM_UP_S, _PIECE_S):
-                piece = settings._replace(excerpts=1, excerpt_seconds=seconds, bounds=False)
-                scorer, started = replace(self.scorer, settings=piece), time.monotonic()
-                scorer.reports(systems, mixture.name)
-            ((begin, end),) = scorer.spans(systems[0].signals, mixture.name)
+        loaded = load_mixture(self.scorer, mixture)
+        scored: Mapping[str, object] = {}  # what is wrong is told where it is scored
+        for seconds in (_WARM_UP_S, _PIECE_S):
+            piece = settings._replace(excerpts=1, excerpt_seconds=seconds, bounds=False)
+            scorer, started = replace(self.scorer, settings=piece), time.monotonic()
+            scored = score_loaded(scorer, loaded).frames
+        if scored:
+            (system, *_) = scored
+            ((begin, end),) = scorer.spans(loaded.systems[system].signals, mixture.name)
             rate = self.scorer.mapss.sample_rate
             factor = (time.monotonic() - started) * rate / (end - begin)
             text += f": about {console.duration(factor * total)} on this machine"

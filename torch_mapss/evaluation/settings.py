@@ -207,11 +207,18 @@ def _banks(
 def storable(settings: Mapping[str, Any]) -> dict[str, Any] | None:
     """Settings as settings.json keeps them; None where some are objects of Python."""
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()}
-    for name in ENCODERS:
-        encoder = plain.get(name)
-        if isinstance(encoder, str) and os.path.isdir(encoder):
-            plain[name] = os.path.abspath(encoder)
+    plain = with_absolute_folders(plain)
     return plain if io.plain(plain) == plain else None
+
+
+def with_absolute_folders(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that mean the same in another working folder."""
+    absolute = dict(settings)
+    for name in (*ENCODERS, "cache_dir"):
+        folder = absolute.get(name)
+        if isinstance(folder, str) and (name == "cache_dir" or os.path.isdir(folder)):
+            absolute[name] = os.path.abspath(folder)
+    return absolute
 
 
 def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -30,6 +30,22 @@ def _rounded(table: DataFrame) -> DataFrame:
     return table.assign(**{str(name): numbers[name] for name in numbers})
 
 
+def all_tables(pairs: Sequence[Record], rate: float) -> tuple[DataFrame, DataFrame, DataFrame]:
+    """The tables of estimates, of items and of systems; ``rate`` is the encoder's, in Hz.
+
+    Without a pair they have no row, and no column of a score.
+    """
+    import pandas
+
+    if not pairs:
+        columns = (*_LEADING, *_TRAILING), ("mixture_id", "system"), ("system", "rates")
+        scores, items, summary = (pandas.DataFrame(columns=names) for names in columns)
+        return scores, items, summary
+    scores = scores_table(pairs)
+    items = items_table(scores, pairs)
+    return scores, items, summary_table(items, scores, rate)
+
+
 def scores_table(pairs: Sequence[Record]) -> DataFrame:
     """One row per estimate."""
     import pandas

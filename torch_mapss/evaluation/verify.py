@@ -98,7 +98,7 @@ def verify(
         differences=differences,
         files=len(results.sha256) - len(missing),
         rows=pooled_again,
-        notes=[*_without_score(results.scores)],
+        notes=[*_without_frames(results), *_without_score(results.scores)],
     )
     if make_scorer is None or pairs < 1:
         return checked
@@ -207,6 +207,9 @@ def _pooled_again(results: Results) -> tuple[int, list[str]]:
         sources = np.array(results.audio(mixture).sources)
         for system, frames in systems.items():
             table = pooled.columns(_frame_scores(frames, measures))
+            if results.settings.get("excerpts") is not None:
+                # Bleed is of the whole signal; the file has the frames of excerpts alone.
+                table = table.drop(columns="bleed_db", errors="ignore")
             names = {"mixture_id": mixture, "system": system}
             tables.append(table.assign(**names, source=sources[frames.attributed]))
     if not tables:
@@ -228,6 +231,15 @@ def _frame_scores(frames: SystemFrames, measures: tuple[str, ...]) -> Scores:
     values |= {name: x.nan_to_num() for name, x in values.items() if name != "bleed_db"}
     active = torch.from_numpy(frames.active)[None]
     return Scores(active, torch.empty(0), measures, **values, **defined)
+
+
+def _without_frames(results: Results) -> Iterator[str]:
+    """The score that cannot be pooled again from the frames of the folder."""
+    if results.settings.get("excerpts") is not None and "bleed_db" in results.scores:
+        yield (
+            "bleed is of whole signals and the folder holds the frames of excerpts: it is compared "
+            "for the estimates that are scored again alone"
+        )
 
 
 def _without_score(scores: DataFrame) -> Iterator[str]:

@@ -149,18 +149,17 @@ def _engine(args: argparse.Namespace) -> Iterator[Map]:
 def run(args: argparse.Namespace) -> int:
     """``torch-mapss evaluate``."""
     options = arguments.scoring_options(args)
-    from torch_mapss.core.devices import device_name
     from torch_mapss.evaluation import run as runs
     from torch_mapss.evaluation.results_text import results_text
     from torch_mapss.evaluation.score_mixture import MixtureJob
     from torch_mapss.evaluation.shard import launched_shard, parse_shard
 
     shard = launched_shard() if args.shard is None else parse_shard(args.shard)
-    device: Any = arguments.device_of_options(args.device)
-    mixtures, quiet = _mixtures(args), args.quiet
     in_process = args.workers is None and args.dask is None
-    # Other processes find their own device, unless one is named.
-    job = MixtureJob(options, device if in_process else args.device)
+    # Other processes find their own device, unless one is named, which this one may lack.
+    device = arguments.device_of_options(args.device) if in_process else args.device
+    mixtures, quiet = _mixtures(args), args.quiet
+    job = MixtureJob(options, device)
     with arguments.threads(args.threads), _engine(args) as engine:
         results = runs.run(mixtures, args.out, job, map=engine, shard=shard, quiet=quiet)
     for line in results.failures:
@@ -168,9 +167,7 @@ def run(args: argparse.Namespace) -> int:
     if not quiet and results.pending:
         console.say(f"{runs.pending_text(results)}.")
     elif not quiet:
-        import torch
-
-        console.say(results_text(results, device_name(torch.device(device))))
+        console.say(results_text(results))
         if len(results.systems) > 1:
             from torch_mapss.evaluation.comparison import compare
 
