@@ -207,7 +207,11 @@ def test_lengths_any_order_all_measures_and_a_hook_of_your_own():
 @pytest.mark.parametrize(
     ("rule", "options", "message"),
     [
-        (trigger(), {"attributed": (0, 1), "pit": "si_sdr"}, "pit='si_sdr' searches for the source"),
+        (
+            trigger(),
+            {"attributed": (0, 1), "pit": "si_sdr"},
+            "pit='si_sdr' searches for the source",
+        ),
         ("ps", {}, "FrameTrigger, got str"),
         (trigger(), {"mapss": "mel"}, "mapss must be"),
         (trigger(), {"attributed": "ab"}, "attributed must be"),

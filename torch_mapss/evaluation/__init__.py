@@ -1,13 +1,51 @@
-"""Files -> reports: one mixture or a whole test set, from Python or the command line.
+"""Files -> results: one mixture or a whole test set, from Python or the command line.
 
-``torch-mapss score`` and :func:`evaluate` score one mixture; ``torch-mapss evaluate`` and
-:func:`evaluate_set` a test set, resumable, by any engine that maps :func:`score_mixture`. All leave
-a folder of the same format, which ``compare``, ``worst``, ``verify``, ``listen``, ``report`` and
-``correlate`` read. One file per command lies in ``commands``.
+``torch-mapss score`` and :func:`evaluate` score one mixture. ``torch-mapss evaluate`` and
+:func:`evaluate_set` score a test set: they can be interrupted and continued, and use any engine
+that maps :func:`score_mixture`. All leave a folder of the same format, which ``compare``,
+``worst``, ``verify``, ``listen``, ``report`` and ``correlate`` read. Each command has a file in
+``commands``.
 
-From frames to one number: *frame* -> *source* (mean over the scored frames of one estimate) ->
-*item* (mean over the estimates of one mixture) -> *set* (mean over mixtures). Undefined numbers are
-NaN in their place, left out of the next mean, and counted.
+The path of ``torch-mapss evaluate set.json --out results``:
+
+1. :mod:`~torch_mapss.evaluation.commands.evaluate`: options become settings, the set is read
+   (:mod:`~torch_mapss.evaluation.manifest`, or :mod:`~torch_mapss.evaluation.folders` from
+   templates), and the engine is chosen (:mod:`~torch_mapss.evaluation.engines`: a ``map``);
+2. :func:`torch_mapss.evaluation.run.run`: makes a scorer to describe the settings, and claims the
+   folder with them (:mod:`~torch_mapss.evaluation.results_folder`: ``settings.json``,
+   ``mixtures.json``); pairs of mixture and system whose records are up to date are skipped;
+3. :mod:`~torch_mapss.evaluation.score_mixture`, mapped over the pending mixtures, here or on
+   workers: files are decoded and hashed (:mod:`~torch_mapss.evaluation.audio_input`), and every
+   system is inspected (:mod:`~torch_mapss.evaluation.input_checks`: lags, silence, clipping, ...)
+   and gets its :mod:`~torch_mapss.evaluation.energy_ratios`;
+4. :meth:`torch_mapss.evaluation.score.Scorer.reports`: one bank of references, all systems in one
+   pass of ``MAPSS.score_systems`` (see :mod:`torch_mapss.pipeline`);
+5. :mod:`~torch_mapss.evaluation.pooled` and :mod:`~torch_mapss.evaluation.report_rows`: frame
+   scores become one row per estimate of a :class:`Report`;
+6. :mod:`~torch_mapss.evaluation.records`: a report becomes a plain record and its frame scores,
+   which an engine can send back;
+7. ``results_folder.write_scores``: the calling process writes frames and then the record;
+8. :func:`load_results`: records become tables (:mod:`~torch_mapss.evaluation.tables`) in
+   :class:`Results`, and CSV files once nothing is pending;
+9. :mod:`~torch_mapss.evaluation.results_text`: the summary that is printed, and with two or more
+   systems their comparison.
+
+The path of ``torch-mapss compare results``:
+
+1. :func:`compare`: every folder is loaded by :func:`load_results`, and settings and references
+   must agree;
+2. :mod:`~torch_mapss.evaluation.comparison_tables`: one number per mixture, system and score, then
+   ranking and tests, with the statistics of :mod:`~torch_mapss.evaluation.significance`;
+3. :mod:`~torch_mapss.evaluation.comparison_notes`: warnings on scores at their ceiling, unequal
+   lags and unfinished runs;
+4. :class:`Comparison`: the answer in a sentence (:mod:`~torch_mapss.evaluation.verdict`), its page
+   (:mod:`~torch_mapss.evaluation.text_page`), tables and figures
+   (:mod:`~torch_mapss.evaluation.plots`).
+
+From frames to one number: *frame* -> *source* (the defined frames of one estimate, pooled as
+:data:`torch_mapss.score_table.SCORES` says: mostly by their mean, fidelity by 1 - RMS(1 - F), bleed
+by mean power) -> *item* (mean over the estimates of one mixture) -> *set* (mean over mixtures).
+Undefined numbers are NaN at their level, left out of the next mean, and counted.
 
 Example:
     >>> import torch

@@ -1,8 +1,8 @@
-"""Records: what is kept of one mixture and system, as plain dictionaries.
+"""Records: the stored result of one mixture and system, as plain dictionaries.
 
-A record has ``rows`` (a dictionary per estimate: the rows of ``scores.csv``), ``item`` (what
-belongs to mixture and system as a whole), ``findings`` (pairs of kind and text) and ``files``
-(path, size, time of change and SHA-256 of each reference and estimate: what was scored).
+A record has ``rows`` (a dictionary per estimate: the rows of ``scores.csv``), ``item`` (values for
+the mixture and system as a whole), ``findings`` (pairs of kind and text) and ``files`` (path, size,
+modification time and SHA-256 of each reference and estimate that was scored).
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ class SystemFrames(NamedTuple):
     """Frame scores of the S' estimates of one system."""
 
     active: NDArray[bool_]  # (S', F) the frame is scored
-    attributed: NDArray[int64]  # (S',) the reference of each estimate
-    scores: Mapping[str, NDArray[float32]]  # (S', F) those computed; NaN where undefined
+    attributed: NDArray[int64]  # (S',) index of the reference of each estimate
+    scores: Mapping[str, NDArray[float32]]  # (S', F) by score computed; NaN where undefined
 
 
 class MixtureScores(NamedTuple):
-    """All that comes out of one mixture; plain, so that it goes from process to process."""
+    """Everything computed for one mixture, as plain data that processes can exchange."""
 
-    mixture: Mixture  # with the systems that were scored alone
+    mixture: Mixture  # with only the systems that were scored
     records: Mapping[str, Record]  # by system
-    times: NDArray[float64]  # (F,) seconds, of the frames
-    frames: Mapping[str, SystemFrames]  # by system; none of those that failed
-    seconds: float  # that it took
+    times: NDArray[float64]  # (F,) times of the frames in seconds
+    frames: Mapping[str, SystemFrames]  # by system, without those that failed
+    seconds: float  # duration of scoring
 
 
 def record_of(
@@ -51,16 +51,16 @@ def record_of(
     errors: Mapping[str, float],
     seconds: float,
 ) -> Record:
-    """The record of a pair that was scored.
+    """Record of a pair of mixture and system that was scored.
 
     Args:
-        mixture: whose paths are written as in the manifest.
-        system: its name.
-        table: a row per estimate, as in a report.
-        findings: kind and text each.
-        notes: what was done to the input.
+        mixture: mixture with paths as in the manifest.
+        system: name of the system.
+        table: one row per estimate, as in a report.
+        findings: pairs of kind and text.
+        notes: changes made to the input.
         errors: standard errors of the means, by score.
-        seconds: of audio.
+        seconds: duration of the audio.
     """
     undefined = table["frames"] == 0
     texts = [text for _, text in findings]
@@ -77,7 +77,7 @@ def record_of(
 
 
 def failed_record(mixture: Mixture, system: str, error: BaseException | str) -> Record:
-    """The record of a pair that could not be scored, with the reason."""
+    """Record of a pair of mixture and system that could not be scored, with the reason."""
     import pandas
 
     text = error if isinstance(error, str) else str(error) or type(error).__name__
@@ -115,7 +115,7 @@ def rows_of(table: DataFrame) -> list[dict[str, Any]]:
 
 
 def has_failed(record: Record) -> bool:
-    """Whether a pair has no scores, for a reason that is told."""
+    """Whether scoring this mixture and system failed."""
     return bool(record["item"]["status"] == "failed")
 
 
@@ -123,37 +123,37 @@ def has_failed(record: Record) -> bool:
 
 
 def paths_of(mixture: Mixture, system: str) -> tuple[str | None, ...]:
-    """The paths that the scores of a pair depend on: references, then estimates."""
+    """Paths that the scores of a pair depend on: references, then estimates."""
     return (*mixture.references, *mixture.systems[system])
 
 
 def file_states(paths: Sequence[str | None], mixture: Mixture) -> list[list[Any]]:
-    """Path, size and time of change (ns) of files of a mixture; -1 where there is none."""
+    """Path, size and modification time (ns) of files of a mixture; -1 for a missing file."""
     states = []
     for path in paths:
         try:
             state = os.stat("" if path is None else mixture.locate(path))
             states.append([path, state.st_size, state.st_mtime_ns])
-        except OSError:  # null in the manifest, or a file that has gone
+        except OSError:  # null in the manifest, or a file that is gone
             states.append([path, -1, -1])
     return states
 
 
 class FileHashes:
-    """SHA-256 of the files of a mixture by path, each read once."""
+    """SHA-256 hashes of the files of a mixture by path; each file is read only once."""
 
     def __init__(self, mixture: Mixture) -> None:
         self._mixture = mixture
         self._digests: dict[str, str | None] = {}
 
     def of(self, path: str | None) -> str | None:
-        """The hash of one file; None where it cannot be read."""
+        """Hash of a file; None if it cannot be read."""
         if path is None:
             return None
         if path not in self._digests:
             try:
                 self._digests[path] = io.sha256(self._mixture.locate(path))
-            except OSError:  # its pair fails for that reason
+            except OSError:  # scoring its pair will fail with this error
                 self._digests[path] = None
         return self._digests[path]
 
@@ -164,16 +164,16 @@ def files_agree(
     mixture: Mixture,
     hashes: FileHashes,
 ) -> bool:
-    """Whether files are those that were scored, wherever they lie.
+    """Whether files are the same as those that were scored, wherever they lie now.
 
-    They are where path, size and time of change agree. Where only the size does, the content
-    decides: a copy of a set has other times.
+    They are if path, size and modification time agree. If only the size agrees, the hash decides,
+    since a copy of a set has other times.
 
     Args:
-        scored: path, size, time and hash of each, as in a record.
-        paths: of the files now.
-        mixture: that they belong to.
-        hashes: of its files.
+        scored: path, size, time and hash of each file, as in a record.
+        paths: current paths of the files.
+        mixture: mixture that they belong to.
+        hashes: hashes of the mixture's files.
     """
     if len(scored) != len(paths):
         return False

@@ -1,20 +1,21 @@
-"""A folder of results, read: its records as tables, the frame scores, where the audio lies.
+"""Reading of results: records as tables, frame scores, and paths of the audio.
 
 On disk, UTF-8, ``null`` for undefined:
 
 * ``settings.json``: ``settings`` (all that a score depends on), ``versions`` of the packages,
   ``protocol`` (a hash of the settings and of the encoder's weights), ``rate`` of the encoder and
-  ``options`` (of the call that made them);
+  ``options`` (of the call that made the results);
 * ``mixtures.json``: ``format``, ``root`` (the absolute folder that paths are relative to),
-  ``relative`` (the same as seen from the results, for sets that move along with them) and
+  ``relative`` (the same relative to the results, for sets that are moved together with them) and
   ``mixtures``, each with ``mixture_id``, ``references``, ``sources`` (their names), ``mixture``
   (path or null) and ``systems``;
-* ``records/MIXTURE.json``: what was scored, see :mod:`torch_mapss.evaluation.records`;
+* ``records/MIXTURE.json``: the scores and the files they belong to, see
+  :mod:`torch_mapss.evaluation.records`;
 * ``frames/MIXTURE.npz``: the frame scores of its systems, see
   :func:`torch_mapss.evaluation.results_folder.write_frames`;
-* ``scores.csv``, ``items.csv``, ``summary.csv``: tables per estimate, per mixture and system, per
-  system, with numbers of nine digits, written once all is scored. They are made of the records and
-  not read back; the scores among their columns are those of
+* ``scores.csv``, ``items.csv``, ``summary.csv``: tables per estimate, per mixture and system, and
+  per system, with numbers of nine digits, written once everything is scored. They are exports of
+  the records and are not read back; their columns of scores are those of
   :data:`torch_mapss.score_table.SCORES`.
 """
 
@@ -49,9 +50,9 @@ if TYPE_CHECKING:
 
 
 class Audio(NamedTuple):
-    """Where the audio of one mixture lies."""
+    """Paths of the audio of one mixture."""
 
-    references: tuple[str, ...]  # one per source
+    references: tuple[str, ...]  # paths, one per source
     sources: tuple[str, ...]  # their names
     estimates: Mapping[str, tuple[str, ...]]  # by system, in the order of its frames' rows
     mixture: str | None  # if the manifest names it
@@ -59,15 +60,15 @@ class Audio(NamedTuple):
 
 @dataclass(frozen=True)
 class Results:
-    """What is in a folder of results; undefined numbers of its tables are NaN."""
+    """Contents of a folder of results; undefined numbers in its tables are NaN."""
 
     folder: str
-    settings: Mapping[str, Any] = field(repr=False)  # all that the scores depend on
+    settings: Mapping[str, Any] = field(repr=False)  # everything that the scores depend on
     versions: Mapping[str, str] = field(repr=False)  # of the packages that made them
     protocol: str | None  # hash of settings and weights
-    # That make the scorer again; None: it was made in Python.
+    # Settings to rebuild the scorer; None if it was passed in as an object.
     options: Mapping[str, Any] | None = field(repr=False)
-    sha256: Mapping[str, str] = field(repr=False)  # of every audio file, by its manifest's path
+    sha256: Mapping[str, str] = field(repr=False)  # of audio files, by path in the manifest
     mixtures: tuple[str, ...] = field(repr=False)  # ids, in the order of the manifest
     systems: tuple[str, ...]  # names, in the order of their first appearance
     scores: DataFrame = field(repr=False)  # one row per mixture, system and estimated source
@@ -75,14 +76,14 @@ class Results:
     summary: DataFrame = field(repr=False)  # one row per system: means over the mixtures
     root: str = ""  # folder that audio paths are relative to
     entries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
-    # Of mixture and system, in the order of the tables.
+    # One per mixture and system, in the order of the tables.
     records: Sequence[Record] = field(default=(), repr=False)
     pending: Sequence[tuple[str, str]] = field(default=(), repr=False)  # not scored yet
-    rate: int | None = None  # Hz, of the encoder
+    rate: int | None = None  # Hz, sample rate of the encoder
 
     @property
     def sampled(self) -> bool:
-        """Only some frames, drawn at random, are scored: they have no neighbours."""
+        """Whether only randomly drawn frames are scored, which have no neighbours."""
         return self.settings.get("sample_frames") is not None
 
     @property
@@ -92,12 +93,12 @@ class Results:
 
     @cached_property
     def failures(self) -> tuple[str, ...]:
-        """A line per mixture and system that failed."""
+        """One line per mixture and system that failed."""
         return tuple(tables.failure_lines(self.records))
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """A line per kind of finding about the signals."""
+        """One line per kind of finding about the signals."""
         return (
             *tables.finding_lines(self.records),
             *tables.mixed_rate_lines(self.summary),
@@ -106,27 +107,27 @@ class Results:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """What was done to the input, a line each."""
+        """Changes made to the input, one line each."""
         discarded = () if self.rate is None else tables.discarded_lines(self.scores, self.rate)
         return (*discarded, *pair_encoder_notes(self.settings, self.measures))
 
     def frames(self, mixture_id: str) -> MixtureFrames:
-        """Frame scores of a mixture, all of its systems that did not fail.
+        """Frame scores of a mixture for all systems that did not fail.
 
         Raises:
-            ValueError: no such mixture, or its file is missing or damaged.
+            ValueError: the mixture is unknown, or its file is missing or damaged.
         """
         listed = self._entry(mixture_id)["systems"]
         times, systems = read_frames(frames_path(self.folder, mixture_id))
         return MixtureFrames(times, {name: systems[name] for name in listed if name in systems})
 
     def audio(self, mixture_id: str) -> Audio:
-        """Paths of a mixture's references, estimates and, where the manifest names it, mixture.
+        """Paths of a mixture's references, estimates and, if the manifest names it, its own file.
 
-        The files need not be there any more.
+        The files need not exist any more.
 
         Raises:
-            ValueError: no such mixture.
+            ValueError: the mixture is unknown.
         """
         entry = self._entry(mixture_id)
         estimates = {name: self._located(paths) for name, paths in entry["systems"].items()}
@@ -139,7 +140,7 @@ class Results:
         )
 
     def without_audio(self, missing: Sequence[str], count: int) -> str:
-        """A sentence about audio files, of ``count``, that are not where they were."""
+        """Sentence about the audio files, out of ``count``, that are missing."""
         return (
             f"{len(missing)} of {count} audio files cannot be read, first {missing[0]!r}: expected "
             f"below {io.shown(self.root)!r}. If the audio was moved since it was scored, say where "
@@ -147,10 +148,10 @@ class Results:
         )
 
     def check_audio(self, paths: Iterable[str]) -> None:
-        """Refuse to begin where audio files are missing, of those that :meth:`audio` gives.
+        """Raise unless all audio files at ``paths``, from :meth:`audio`, exist.
 
         Raises:
-            FileNotFoundError: says which, and the way out.
+            FileNotFoundError: files are missing; the message names them and the remedy.
         """
         distinct = list(dict.fromkeys(paths))
         missing = [io.shown(path) for path in distinct if not os.path.isfile(path)]
@@ -158,7 +159,7 @@ class Results:
             raise FileNotFoundError(f"{self.without_audio(missing, len(distinct))}.")
 
     def statement(self) -> str:
-        """A paragraph to publish with results: what they were made with, on how much."""
+        """Paragraph to publish with results: their settings and the amount of data."""
         settings = self.settings
         texts = {slot: encoder_text(settings, slot) for slot in ENCODERS if settings.get(slot)}
         encoders = [texts.get("encoder", "unknown")]
@@ -185,7 +186,7 @@ class Results:
         return f"{', '.join(phrases)}. {packages}."
 
     def locate(self, path: str) -> str:
-        """The path to open of one that is written in the tables."""
+        """Path to open for a path in the tables."""
         return io.located(self.root, path)
 
     def _located(self, paths: Iterable[str | None]) -> tuple[str, ...]:
@@ -209,23 +210,23 @@ class Results:
 def load_results(
     folder: Results | str | os.PathLike[str], root: str | os.PathLike[str] | None = None
 ) -> Results:
-    """Read the folder that ``torch-mapss evaluate MANIFEST --out FOLDER`` writes.
+    """Read a folder that ``torch-mapss evaluate MANIFEST --out FOLDER`` wrote or is writing.
 
-    Also while it is being written: what is not scored yet is in ``pending``.
+    Pairs of mixture and system that are not scored yet are listed in ``pending``.
 
     Args:
-        folder: of the results, or results that were read already.
-        root: the folder that audio paths are relative to, where the audio was moved; else where
-            it was, or where it lies now as seen from the results if both moved together.
+        folder: folder of results, or a :class:`Results`.
+        root: folder that audio paths are relative to, if the audio was moved. By default the
+            original folder, or its new place if audio and results were moved together.
 
     Returns:
         :class:`Results`.
 
     Raises:
-        ValueError: not such a folder, or nothing in it is scored yet.
+        ValueError: not a folder of results, or nothing in it is scored yet.
 
     Warns:
-        UserWarning: a damaged file of records, whose mixture counts as not scored.
+        UserWarning: a file of records is damaged; its mixture counts as not scored.
     """
     if isinstance(folder, Results):
         return folder if root is None else replace(folder, root=os.fspath(root))
@@ -290,7 +291,7 @@ def read_results(
 
 
 def _records(folder: str, mixture: Mixture) -> dict[str, Record]:
-    """The records of a mixture, none where they are damaged."""
+    """Records of a mixture; none if they are damaged."""
     try:
         return read_records(folder, mixture.name)
     except ValueError as error:
@@ -299,7 +300,7 @@ def _records(folder: str, mixture: Mixture) -> dict[str, Record]:
 
 
 def _placed(record: Record, mixture: Mixture, system: str) -> Record:
-    """A record with the paths of its files as they are now: a copy of the set has others."""
+    """Record with the current paths of its files, which differ for a copy of the set."""
     estimates = [path for path in mixture.systems[system] if path is not None]
     rows = [
         {**row, "estimate": path, "reference": mixture.references[row["source_index"]]}
@@ -309,7 +310,7 @@ def _placed(record: Record, mixture: Mixture, system: str) -> Record:
 
 
 def write_tables(results: Results) -> None:
-    """Export the tables of results as CSV files to their folder, where all is scored.
+    """Export the tables of results as CSV files to their folder, if nothing is pending.
 
     Raises:
         WriteError: a file cannot be written.

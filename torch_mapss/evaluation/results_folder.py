@@ -1,8 +1,8 @@
-"""A folder of results as it is written: one record and one file of frames per mixture.
+"""Writing of results: one file of records and one of frame scores per mixture.
 
-Records are the truth; the tables are exports of them. Every file is replaced in one step, and there
-are no locks: what a kill interrupts is scored again, and of two processes that score the same
-mixture the later one's equal result stays.
+Records are the source of truth, and tables are exports of them. Every file is replaced in one step,
+and there are no locks: work interrupted by a kill is done again, and if two processes score the
+same mixture, the later (equal) result stays.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch_mapss.evaluation.records import (
 )
 from torch_mapss.score_table import FRAME_SCORES
 
-#: Of a folder of results; a reader refuses others.
+# : Format of a folder of results; readers refuse any other.
 FORMAT = 3
 
 
@@ -47,21 +47,21 @@ class MixtureFrames(NamedTuple):
 
 
 def frames_path(folder: str, mixture: str) -> str:
-    """Where the frame scores of a mixture lie in a results folder."""
+    """Path of the frame scores of a mixture in a results folder."""
     return os.path.join(folder, "frames", io.native(f"{io.file_name(mixture)}.npz"))
 
 
 def write_frames(folder: str, scores: MixtureScores, order: Sequence[str]) -> None:
-    """Add the frames of systems to the file of a mixture; drop those of systems that failed.
+    """Add the frame scores of systems to a mixture's file; drop those of systems that failed.
 
     NumPy's format, no pickles, replaced in one step; F frames and S' estimates of system i:
 
     * ``times`` (F,) float64: seconds, centre of the encoder's receptive field, in the whole signal;
     * ``systems`` (number,) str: names, in the order i = 0, 1, ...;
-    * ``"{i}.ps"`` and the other scores of a frame that were computed, (S', F) float32, NaN in
-      frames in which they are not defined;
-    * ``"{i}.active"`` (S', F) bool: the frame is scored;
-    * ``"{i}.attributed"`` (S',) int64: the reference that each estimate was scored against.
+    * ``"{i}.ps"`` and all other frame scores that were computed, (S', F) float32, NaN where
+      undefined;
+    * ``"{i}.active"`` (S', F) bool: whether the frame is scored;
+    * ``"{i}.attributed"`` (S',) int64: index of the reference of each estimate.
 
     Raises:
         WriteError: the file cannot be written.
@@ -77,7 +77,7 @@ def write_frames(folder: str, scores: MixtureScores, order: Sequence[str]) -> No
     times = max(stored.times, scores.times, key=len)
     content: dict[str, Any] = {"times": times, "systems": np.array([*systems], str)}
     for index, (active, attributed, values_by_name) in enumerate(systems.values()):
-        # With ``trim`` the systems of a mixture may differ in their number of frames.
+        # With ``trim``, the systems of a mixture may differ in their number of frames.
         missing = ((0, 0), (0, len(times) - active.shape[-1]))
         content[f"{index}.attributed"] = attributed
         content[f"{index}.active"] = np.pad(active, missing)
@@ -88,7 +88,7 @@ def write_frames(folder: str, scores: MixtureScores, order: Sequence[str]) -> No
 
 
 def read_frames(path: str) -> MixtureFrames:
-    """The frame scores of a file; ValueError where there is none."""
+    """Read a file of frame scores; ValueError if it is missing or damaged."""
     try:
         with np.load(path, allow_pickle=False) as file:
             content = dict(file)
@@ -110,12 +110,12 @@ def read_frames(path: str) -> MixtureFrames:
 
 
 def record_path(folder: str, mixture: str) -> str:
-    """Where the records of a mixture lie in a results folder."""
+    """Path of the records of a mixture in a results folder."""
     return os.path.join(folder, "records", io.native(f"{io.file_name(mixture)}.json"))
 
 
 def read_records(folder: str, mixture: str) -> dict[str, Record]:
-    """The records of a mixture by system; none where there is no file.
+    """Read the records of a mixture by system; none if there is no file.
 
     Raises:
         ValueError: the file is damaged.
@@ -137,12 +137,12 @@ def read_records(folder: str, mixture: str) -> dict[str, Record]:
 
 
 def write_scores(folder: str, scores: MixtureScores, order: Sequence[str]) -> None:
-    """Add what came out of a mixture to its files; ``order`` is that of its systems.
+    """Add the results of a mixture to its files, with systems in the given ``order``.
 
     Raises:
         WriteError: the files cannot be written.
     """
-    # Before the records: a pair that is finished has its frames on the disk.
+    # Frames before records, so that every finished pair has its frames on disk.
     write_frames(folder, scores, order)
     write_records(folder, scores.mixture.name, scores.records, order)
 
@@ -150,7 +150,7 @@ def write_scores(folder: str, scores: MixtureScores, order: Sequence[str]) -> No
 def write_records(
     folder: str, mixture: str, records: Mapping[str, Record], order: Sequence[str]
 ) -> None:
-    """Add records of systems to those of a mixture.
+    """Add records of systems to the file of a mixture.
 
     Raises:
         WriteError: the file cannot be written.
@@ -164,15 +164,15 @@ def write_records(
     content = {"format": FORMAT, "mixture_id": mixture, "systems": systems}
     path = record_path(folder, mixture)
     io.make_folder(os.path.dirname(path))
-    # ASCII: names that are no UTF-8 come back from its escapes as they were.
+    # ASCII escapes preserve names that are not valid UTF-8.
     io.write_bytes(path, json.dumps(io.plain(content)).encode())
 
 
 def pending_systems(folder: str, mixture: Mixture) -> tuple[dict[str, Record], dict[str, str]]:
-    """The records of a mixture that are up to date, and why each of the other systems is scored.
+    """Up-to-date records of a mixture, and the reasons for scoring each of its other systems.
 
-    The reasons: "new", "failed", "changed" (its files), "lost" (its frames), or the text of the
-    error where the file of records is damaged.
+    The reasons are "new", "failed", "changed" (its files), "lost" (its frames), or the text of the
+    error if the file of records is damaged.
     """
     try:
         stored = read_records(folder, mixture.name)
@@ -205,16 +205,16 @@ def pending_systems(folder: str, mixture: Mixture) -> tuple[dict[str, Record], d
 def claim(
     folder: str, settings: Mapping[str, Any], rate: int, options: Mapping[str, Any] | None
 ) -> None:
-    """Make ``folder`` the results folder of these settings.
+    """Claim ``folder`` for results of these settings.
 
     Args:
-        folder: is there already.
-        settings: all that a score depends on.
-        rate: of the encoder, in Hz.
-        options: to make the same scores again; None: it cannot be told.
+        folder: an existing folder.
+        settings: everything that a score depends on.
+        rate: sample rate of the encoder in Hz.
+        options: options that reproduce the scores; None if unknown.
 
     Raises:
-        ValueError: it holds results of other settings, or tables of something else.
+        ValueError: the folder holds results of other settings, or unrelated tables.
     """
     path = os.path.join(folder, "settings.json")
     if not os.path.exists(path):
@@ -244,7 +244,7 @@ def claim(
 
 
 def read_mixtures(folder: str) -> tuple[Mixture, ...]:
-    """The mixtures of a results folder, with the paths and the root that were written.
+    """Read the mixtures of a results folder, with their paths and root.
 
     Raises:
         ValueError: the file is damaged, or of another format.
@@ -269,27 +269,29 @@ def read_mixtures(folder: str) -> tuple[Mixture, ...]:
 
 
 def _root(folder: str, content: Mapping[str, Any]) -> str:
-    """Where the audio lies: as it was, unless it moved with the results."""
+    """Folder of the audio: the original one, unless it was moved together with the results."""
     root, relative = io.native(content["root"]), content["relative"]
     moved = os.path.normpath(os.path.join(folder, io.native(relative or ".")))
     return moved if relative and not os.path.isdir(root) and os.path.isdir(moved) else root
 
 
 def add_mixtures(folder: str, mixtures: Sequence[Mixture]) -> tuple[dict[str, Mixture], str]:
-    """Add mixtures to those that ``folder`` lists already, and write the list.
+    """Add mixtures to the list in ``folder``, and write it.
 
-    A mixture that is there already gains the systems that are new; those that are not new have
-    their paths replaced. Nothing that was scored leaves the results.
+    A stored mixture gains the new systems, and the paths of its known systems are replaced. Nothing
+    that was scored is removed from the results.
 
     Args:
-        folder: of results.
-        mixtures: whose paths are relative to one folder.
+        folder: folder of results.
+        mixtures: mixtures whose paths are relative to one folder.
 
     Returns:
-        All mixtures by name, and a sentence about what was there besides; "" if nothing was.
+        All mixtures by name, and a sentence about stored results beyond these; "" if there are
+        none.
 
     Raises:
-        ValueError: a mixture is there with other references and systems that are not among these.
+        ValueError: a stored mixture has other references, and scores of systems that are not in
+            ``mixtures``.
     """
     path = os.path.join(folder, "mixtures.json")
     stored = read_mixtures(folder) if os.path.exists(path) else ()
@@ -298,14 +300,14 @@ def add_mixtures(folder: str, mixtures: Sequence[Mixture]) -> tuple[dict[str, Mi
         stored = tuple(map(absolute, stored))
     stored_by_name = {io.same_name(mixture.name): mixture for mixture in stored}
     by_name = {io.same_name(mixture.name): mixture for mixture in mixtures}
-    stayed: Counter[str] = Counter()  # mixtures of each system that these do not name
+    stayed: Counter[str] = Counter()  # by system, number of stored mixtures that the new list lacks
     for name, before in stored_by_name.items():
         mixture = by_name.get(name, before._replace(systems={}))
         added = [system for system in before.systems if system not in mixture.systems]
         stayed.update(added)
         if added and name in by_name:
             by_name[name] = _with_systems(folder, mixture, before, added)
-    if stored_by_name.keys() <= by_name.keys():  # then the order is that of these
+    if stored_by_name.keys() <= by_name.keys():  # a full list also gives the order
         stored_by_name = {}
     merged = {mixture.name: mixture for mixture in {**stored_by_name, **by_name}.values()}
     io.write_json(path, _content([*merged.values()], root, folder))
@@ -319,11 +321,11 @@ def add_mixtures(folder: str, mixtures: Sequence[Mixture]) -> tuple[dict[str, Mi
 
 
 def _with_systems(folder: str, mixture: Mixture, before: Mixture, added: Sequence[str]) -> Mixture:
-    """``mixture`` with systems that were scored before, against the same references."""
+    """``mixture`` with systems scored earlier against the same references."""
     systems = {**before.systems, **mixture.systems}
     try:
         records = read_records(folder, mixture.name)
-    except ValueError:  # scored again, where these systems are asked for
+    except ValueError:  # these systems are scored again if asked for
         records = {}
     hashes = FileHashes(mixture)
     for system in added:
@@ -339,7 +341,7 @@ def _with_systems(folder: str, mixture: Mixture, before: Mixture, added: Sequenc
 
 
 def _content(mixtures: Sequence[Mixture], root: str, folder: str) -> dict[str, Any]:
-    """What ``mixtures.json`` holds."""
+    """Content of ``mixtures.json``."""
     try:
         relative: str | None = io.shown(os.path.relpath(root, folder))
     except ValueError:  # on another drive

@@ -1,9 +1,9 @@
-"""A whole test set: manifest in, a folder of results out, by any engine that has a ``map``.
+"""Scoring of a test set: from a manifest to a folder of results, by any engine with a ``map``.
 
-What is averaged in which order: :mod:`torch_mapss.evaluation`. The calling process writes each
-result as it arrives. A run that was killed and started again, by whichever engine, goes on where it
-stopped and leaves the files of an uninterrupted one, byte for byte on one machine and with as many
-threads: :mod:`torch_mapss.evaluation.results_folder`.
+:mod:`torch_mapss.evaluation` gives the order of averages. The calling process writes each result as
+it arrives. A run that was killed can be continued with any engine and leaves the files of an
+uninterrupted run, byte for byte on the same machine with the same number of threads (see
+:mod:`torch_mapss.evaluation.results_folder`).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 #: ``map(function, iterable)`` of any engine; results may come in any order.
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
-# What cannot be written for these reasons cannot be written for the next mixture either.
+# Errors that end the run, since the next mixture could not be written either.
 _OF_THE_RUN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOENT, errno.EACCES, errno.EPERM)
-_WARM_UP_S, _PIECE_S = 1.0, 3.0  # of audio, from which the time of a long run is estimated
-_LONG_S = 120.0  # of audio, above which an estimate is printed
+_WARM_UP_S, _PIECE_S = 1.0, 3.0  # seconds of audio that the time of a long run is estimated from
+_LONG_S = 120.0  # seconds of audio; an estimate is printed for longer runs
 
 
 def evaluate_set(
@@ -54,39 +54,39 @@ def evaluate_set(
     progress: bool = False,
     **settings: Any,
 ) -> Results:
-    """Score the systems of a test set, going on from what ``out`` holds already.
+    """Score the systems of a test set, continuing from the results already in ``out``.
 
     Args:
         manifest: path of a JSON file, or its entries: ``{"mixture_id": …, "references": […],
             "systems": {name: […]}}`` with paths relative to the manifest (entries: to the working
             folder), ``None`` for a source that a system does not estimate; or what
             :func:`torch_mapss.evaluation.folders.read_folders` returned, its ``mixtures``.
-        out: folder of the results, see :mod:`torch_mapss.evaluation.results`. What it holds of
-            other mixtures and systems stays in it.
-        map: of an engine, to score in other processes or on other machines: ``map(function,
-            iterable)``, as ``ProcessPoolExecutor().map`` or that of Dask, Ray, mpi4py. Its order
-            and laziness are its own.
-        device, mapss: as for :func:`torch_mapss.evaluate`. With an engine, pass settings rather
-            than a ``mapss``, which would be sent along with every mixture.
-        shard: ``"I/N"``: score mixtures I, I+N, … alone, counted from 1; others are scored by
-            other calls. By default all, whatever a launcher says.
-        progress: tell on the error stream how far it is.
-        settings: as for :func:`torch_mapss.evaluate`.
+        out: folder of the results, see :mod:`torch_mapss.evaluation.results`. Results of other
+            mixtures and systems stay in it.
+        map: ``map(function, iterable)`` of an engine, for scoring in other processes or on other
+            machines: ``ProcessPoolExecutor().map``, or that of Dask, Ray or mpi4py. It may be lazy
+            and return results in any order.
+        device, mapss: as in :func:`torch_mapss.evaluate`. With an engine, pass settings rather than
+            a ``mapss``, which would be sent with every mixture.
+        shard: ``"I/N"``: score only mixtures I, I+N, …, counted from 1; other calls score the
+            others. By default all, even under a launcher.
+        progress: show the progress on the error stream.
+        settings: as in :func:`torch_mapss.evaluate`.
 
     Returns:
-        :class:`~torch_mapss.evaluation.results.Results`, which :func:`torch_mapss.compare` takes,
-        of all that is scored in ``out``.
+        :class:`~torch_mapss.evaluation.results.Results` of everything scored in ``out``;
+        :func:`torch_mapss.compare` takes them.
 
     Raises:
-        ManifestError: everything that is wrong with the manifest.
-        TypeError, ValueError: settings out of range, or ``out`` is a file or holds results of
+        ManifestError: the manifest is invalid; lists all problems.
+        TypeError, ValueError: settings are out of range, or ``out`` is a file or holds results of
             other settings.
-        RuntimeError: the engine stopped; what had arrived is kept.
+        RuntimeError: the engine stopped; results that had arrived are kept.
         OSError: the results cannot be written, as on a full disk.
 
     Warns:
-        UserWarning: mixtures that failed, or that other shards have still to score, and what makes
-            scores mean something else than a reader expects.
+        UserWarning: mixtures that failed, mixtures that other shards have yet to score, and
+            findings about the signals that change how scores should be read.
 
     Example:
         >>> from torch_mapss import compare, evaluate_set
@@ -105,7 +105,7 @@ def evaluate_set(
 
 
 def pending_text(results: Results) -> str:
-    """What is still to be scored, and by whom."""
+    """Sentence about the pairs that remain to be scored, and by whom."""
     names = [f"mixture {mixture!r}, system {system!r}" for mixture, system in results.pending]
     return (
         f"{len(names)} pairs of mixture and system are not scored yet ({io.listed(names, 2)}): by "
@@ -125,14 +125,14 @@ def run(
     """Score mixtures, and write the tables once all are done.
 
     Args:
-        mixtures: of :func:`~torch_mapss.evaluation.manifest.as_mixtures`.
-        out, map, quiet: as of :func:`evaluate_set`.
+        mixtures: result of :func:`~torch_mapss.evaluation.manifest.as_mixtures`.
+        out, map, quiet: as in :func:`evaluate_set`.
         job: scores one mixture.
-        shard: which of the mixtures are scored here.
+        shard: the share of the mixtures to score here.
 
     Raises:
         ValueError, RuntimeError, OSError: as :func:`evaluate_set`.
-        KeyboardInterrupt: with a text that says how to go on.
+        KeyboardInterrupt: its text says how to continue.
     """
     folder, shard = io.make_folder(out), shard or Shard()
     mixtures = of_one_folder(mixtures)
@@ -170,9 +170,9 @@ def run(
 
 
 def _describing(job: MixtureJob) -> Scorer:
-    """The scorer of a job that other processes do: it describes the settings and scores nothing.
+    """Scorer for describing the settings of a job that other processes run; it scores nothing.
 
-    This process may lack their device, so that none of its own is tried.
+    No device is tried, since this process may lack that of the others.
     """
     settings = {name: value for name, value in job.settings.items() if name != "device"}
     return Scorer.of(settings, None if job.mapss is not None else "cpu", job.mapss)
@@ -181,12 +181,12 @@ def _describing(job: MixtureJob) -> Scorer:
 def _tell_start(
     shard: Shard, states: Sequence[tuple[Mapping[str, Record], Mapping[str, str]]], remark: str
 ) -> None:
-    """What is scored here, what is done already, what is scored again and why."""
+    """Report what is scored here, what is done already, and what is scored again and why."""
     if shard.total > 1:
         console.complain(
             f"shard {shard.number} of {shard.total}: mixtures {shard.number}, "
-            f"{shard.number + shard.total}, ... of the manifest. The shard that ends when all else "
-            "is scored writes the tables"
+            f"{shard.number + shard.total}, ... of the manifest. The last shard to "
+            "finish writes the tables"
         )
     if remark:
         console.complain(remark)
@@ -197,7 +197,7 @@ def _tell_start(
         console.complain(f"{finished} of {pairs} pairs of mixture and system are done already")
     causes = {
         "failed": "failed before",
-        "changed": "have other files than those that were scored (by size and SHA-256)",
+        "changed": "have other files than those scored before (by size and SHA-256)",
         "lost": "lost their frame scores",
     }
     for reason, text in causes.items():
@@ -208,7 +208,7 @@ def _tell_start(
 
 
 class _Progress:
-    """Mixtures of a run on their way: scored, written, told."""
+    """Scores the pending mixtures of a run, writes each result, and shows the progress."""
 
     def __init__(
         self,
@@ -226,10 +226,10 @@ class _Progress:
         self.bar: Any = None
 
     def receive(self, arriving: Iterator[MixtureScores], engine: bool) -> None:
-        """Write results as they arrive; ``engine``: from other processes.
+        """Write results as they arrive; ``engine``: whether they come from other processes.
 
         Raises:
-            WriteError: they cannot be written, nor could any other.
+            WriteError: no result can be written any more.
             RuntimeError: the engine stopped.
         """
         while True:
@@ -265,7 +265,7 @@ class _Progress:
             results_folder.write_records(self.folder, mixture.name, records, order)
 
     def in_process(self) -> Iterator[MixtureScores]:
-        """The mixtures scored here, each one read while the one before it is being scored."""
+        """Score the mixtures in this process; each is read while the previous one is scored."""
         with ThreadPoolExecutor(1, "torch_mapss-reader") as reader:
             loading = None
             for number, mixture in enumerate(self.pending):
@@ -288,7 +288,7 @@ class _Progress:
         return tell
 
     def stopped(self) -> str:
-        """Where it stopped, and how to go on."""
+        """Text that says where the run stopped, and how to continue."""
         pairs = sum(map(len, self.orders.values()))
         count = 0
         for name in self.orders:
@@ -300,7 +300,7 @@ class _Progress:
         )
 
     def tell_time(self) -> None:
-        """About how long it will take, where that is long: from a few seconds of a mixture."""
+        """Print the estimated time of a long run, from scoring a few seconds of a mixture."""
         total = sum(self.lengths.values())
         if total < _LONG_S:
             return
@@ -311,7 +311,7 @@ class _Progress:
             "audio"
         )
         loaded = load_mixture(self.scorer, mixture)
-        scored: Mapping[str, object] = {}  # what is wrong is told where it is scored
+        scored: Mapping[str, object] = {}  # errors are reported when the mixture is scored
         for seconds in (_WARM_UP_S, _PIECE_S):
             piece = settings._replace(excerpts=1, excerpt_seconds=seconds, bounds=False)
             scorer, started = replace(self.scorer, settings=piece), time.monotonic()
@@ -330,7 +330,7 @@ class _Progress:
 
 
 def _seconds(mixture: Mixture) -> float:
-    """Of audio; 0 where the first file cannot be read."""
+    """Duration of a mixture in seconds; 0 if its first file cannot be read."""
     import soundfile
 
     try:

@@ -1,6 +1,6 @@
-"""Files or arrays of one mixture in, scores of its estimates out.
+"""Scoring of the estimates of one mixture, from files or arrays.
 
-:func:`evaluate` is the public call; a run over a test set takes the steps of :class:`Scorer`.
+:func:`evaluate` is the public function; a run over a test set takes the steps of :class:`Scorer`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from torch_mapss.pipeline.mapss import MAPSS
 
 OnSegment = Callable[[int, int], object]
-_LEAST_BANK = 10  # distortions from which a distribution can be fitted
-_BLOCK_S = 0.1  # of activity, for excerpts
+_LEAST_BANK = 10  # fewest distortions that a distribution can be fitted to
+_BLOCK_S = 0.1  # seconds per block of activity, for excerpts
 
 
 def evaluate(
@@ -55,67 +55,65 @@ def evaluate(
     """Score the separated sources of one mixture against their references.
 
     Files may differ in rate and channels: each is averaged over its channels and resampled to the
-    encoder's rate, and the report says so. For a test set see
-    :func:`torch_mapss.evaluate_set`.
+    encoder's rate, and the report says so. For test sets, see :func:`torch_mapss.evaluate_set`.
 
     Args:
-        estimates: what a separator made: a list of paths (any format libsndfile reads), or an
-            (S', T) array or tensor, or a list of (T,) ones. In the order of the references. None
-            in a list: the source was not estimated.
-        references: the true sources, S of them, at least two; as ``estimates``, without None.
-        mixture: path or (T,) signal, for the plot, and to tell an estimate that is the mixture.
-        names: one name per reference, for tables and plots; made of the file names otherwise.
-        sample_rate: of arrays, in Hz; the encoder's by default. Files know theirs.
-        attributed: which reference each estimate belongs to, e.g. ``(0,)`` to score the first
-            source alone; all in order by default.
-        mixture_id: decides which excerpts are drawn, if any are; names the mixture where the report
-            is saved.
-        device: to compute on. None: where a given ``mapss`` is, else as ``"auto"``, which is CUDA
-            where there is one, else MPS, else the CPU; the summary says which.
-        mapss: a :class:`~torch_mapss.MAPSS` to use, shared by many calls.
-        on_segment: called with the number of segments done and in total, of clips longer than a
-            segment.
-        settings: what is scored and how,
+        estimates: the output of a separator: a list of paths (any format that libsndfile reads), an
+            (S', T) array or tensor, or a list of (T,) ones, in the order of the references. None in
+            a list: the source was not estimated.
+        references: the S true sources, at least two; as ``estimates``, but without None.
+        mixture: path or (T,) signal, for the plot, and to recognise an estimate that is the
+            mixture.
+        names: one name per reference, for tables and plots; by default made from the file names.
+        sample_rate: sample rate of arrays in Hz; the encoder's by default. Files state theirs.
+        attributed: index of the reference of each estimate, e.g. ``(0,)`` to score only the first
+            source; all in order by default.
+        mixture_id: name of the mixture in saved reports; also seeds the draw of excerpts.
+        device: device to compute on. None: that of a given ``mapss``, else as ``"auto"``: CUDA if
+            available, else MPS, else the CPU. The summary names it.
+        mapss: an existing :class:`~torch_mapss.MAPSS`, for sharing between calls.
+        on_segment: progress callback ``(done, total)`` for the segments of long clips.
+        settings: what to score, and how:
 
-            * ``measures``: a name or several of ``decomposition``, ``separation``, ``match``,
-              ``bleed``, ``bss`` (SDR, SIR and SAR), or of their scores; all but ``bss`` by
-              default. ``"decomposition"`` (clearance and fidelity) is quickest. SI-SDR is always
-              there;
+            * ``measures``: one or several of ``decomposition``, ``separation``, ``match``,
+              ``bleed``, ``bss`` (SDR, SIR and SAR), or names of their scores; all but ``bss`` by
+              default. ``"decomposition"`` (clearance and fidelity) is the fastest. SI-SDR is always
+              included;
             * ``permute``: find the reference of each estimate by SI-SDR;
-            * ``trim``: cut all signals to the shortest instead of refusing different lengths. The
-              cut is at the end: nothing is aligned;
-            * ``align="shift"``: move every estimate by one constant lag onto its reference, if its
-              cross-correlation tells one of at most 500 ms, in whole samples; frames that it no
-              longer reaches into are not scored;
+            * ``trim``: cut all signals at the end to the shortest, instead of refusing different
+              lengths. This does not align them;
+            * ``align="shift"``: shift each estimate by a constant lag onto its reference, if their
+              cross-correlation shows one of at most 500 ms, in whole samples; frames that the
+              shifted estimate no longer covers are not scored;
             * ``channels="each"``: score every channel and average the scores, instead of scoring
               the mean of the channels; arrays are then (S, C, T);
-            * ``sample_frames``: score at most so many frames, drawn by the mixture's id;
-            * ``excerpts``, ``excerpt_seconds``: score so many excerpts instead of the whole, drawn
-              before anything is prepared; the rows then have standard errors;
+            * ``sample_frames``: largest number of frames to score, drawn by the mixture's id;
+            * ``excerpts``, ``excerpt_seconds``: number and length of excerpts to score instead of
+              the whole, drawn before anything is prepared; the rows then have standard errors;
             * ``bounds``, ``confidence``, ``bounds_convention``, ``tail``: error bounds of frame
               scores, see :mod:`torch_mapss.bounds`;
 
             and all arguments of :class:`~torch_mapss.MAPSS` (``encoder="wav2vec2-large"`` by
-            default; ``"mel"`` needs no download), ``bank_size``, ``only`` and ``without`` of its
-            banks. ``segment`` is ``"auto"`` here.
+            default; ``"mel"`` needs no download), and ``bank_size``, ``only`` and ``without`` for
+            its banks. ``segment`` is ``"auto"`` by default.
 
     Returns:
         A :class:`Report`.
 
     Raises:
         TypeError, ValueError: input that cannot be scored; the message says what to do.
-        FileNotFoundError: no such file.
-        ImportError: a package needed for it is missing; the message names it.
+        FileNotFoundError: a file does not exist.
+        ImportError: a required package is missing; the message names it.
 
     Warns:
-        UserWarning: what makes the scores mean something else than a reader expects, as a silent
-            estimate or a delay, see :attr:`Report.findings`.
+        UserWarning: findings about the signals that change how the scores should be read, such as a
+            silent estimate or a delay, see :attr:`Report.findings`.
     """
     if sample_rate is not None:
         sample_rate = checks.check_whole(sample_rate, "sample_rate", 1)
     scorer = Scorer.of(settings, device, mapss)
     if scorer.settings.permute and attributed is not None:
-        raise ValueError("permute finds what attributed states: pass one of them.")
+        raise ValueError("permute and attributed exclude each other: pass one of them.")
     truth = scorer.references(references, names, sample_rate)
     outputs = scorer.read(estimates, "estimates", sample_rate)
     mixed = None if mixture is None else scorer.read([mixture], "mixture", sample_rate)[0]
@@ -134,7 +132,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Scorer:
-    """What computes scores, of what, and where."""
+    """A MAPSS with the evaluation settings, and the device to score on."""
 
     mapss: MAPSS
     settings: ScoringSettings
@@ -146,11 +144,11 @@ class Scorer:
         device: torch.device | str | None = None,
         mapss: MAPSS | None = None,
     ) -> Scorer:
-        """The scorer that settings ask for; arguments and errors as :func:`evaluate`."""
+        """Make a scorer from settings; arguments and errors as in :func:`evaluate`."""
         settings = scoring.checked_names(settings)
         chosen = scoring.scoring_settings(settings)
         if chosen.measures is not None and "bss" in chosen.measures:
-            bss_package()  # what would fail for every mixture fails at once
+            bss_package()  # fail now rather than for every mixture
         by_name = mapss is None and isinstance(settings.get("encoder", ""), str)
         if device == "auto" or (device is None and by_name):
             device = best_device()
@@ -167,13 +165,13 @@ class Scorer:
 
     @cached_property
     def description(self) -> dict[str, Any]:
-        """All that the scores depend on, as plain values."""
+        """Everything that the scores depend on, as plain values."""
         return settings_of(self.mapss, self.settings)
 
     def read(
         self, signals: Any, kind: str, sample_rate: int | None = None
     ) -> tuple[Clip | None, ...]:
-        """Files or arrays as clips, see :func:`torch_mapss.evaluation.audio_input.read_set`."""
+        """Read files or arrays as clips, see ``audio_input.read_set``."""
         every_channel = self.settings.channels == "each"
         rate = self.mapss.sample_rate
         return audio_input.read_set(signals, kind, rate, sample_rate, every_channel)
@@ -181,7 +179,7 @@ class Scorer:
     def references(
         self, signals: Any, names: Sequence[str] | None = None, sample_rate: int | None = None
     ) -> tuple[Clip, ...]:
-        """References, none of them missing, under names of the caller's if there are any."""
+        """Read references, none of which may be missing, with the caller's names if given."""
         read = self.read(signals, "references", sample_rate)
         clips = tuple(clip for clip in read if clip is not None)
         if len(clips) < len(read):
@@ -205,9 +203,9 @@ class Scorer:
         attributed: Sequence[int] | None = None,
         mixture: Clip | None = None,
     ) -> Inspection:
-        """One system's estimates of a mixture, put together, measured and looked at.
+        """Combine one system's estimates with the references, and inspect the signals.
 
-        All that needs no MAPSS, so that it can be done while another mixture is being scored.
+        This needs no MAPSS, so it can be done while another mixture is being scored.
 
         Raises:
             ValueError: the estimates do not fit the references.
@@ -249,7 +247,7 @@ class Scorer:
         samples = audio_input.common_length(clips, references, self.settings.trim)
         waves = audio_input.stack([*clips, *references], samples, self.device)
         outputs, truth = waves[:, : len(clips)], waves[:, len(clips) :]
-        # Samples that are not finite are refused by the scorer, unless it was told not to look.
+        # The scorer refuses non-finite samples, unless check_finite is off.
         mono_outputs, mono_truth = (x.mean(0).nan_to_num(0.0, 0.0, 0.0) for x in (outputs, truth))
         if self.settings.permute:
             attributed = audio.match_sources(mono_outputs, mono_truth).tolist()
@@ -274,13 +272,13 @@ class Scorer:
         )
 
     def spans(self, signals: SystemSignals, key: str) -> list[tuple[int, int]]:
-        """Begin and end, in samples, of what is scored: of all, or of each excerpt."""
+        """Ranges in samples that are scored: the whole, or each excerpt."""
         samples = signals.truth.shape[-1]
         if self.settings.excerpts is None:
             return [(0, samples)]
         rate = self.mapss.sample_rate
         return excerpt_spans(
-            # Also what lies beyond the end of a shorter estimate.
+            # References at full length, also beyond the end of a shorter estimate.
             audio_input.mono(signals.references, self.device),
             count=self.settings.excerpts,
             length=round(self.settings.excerpt_seconds * rate),
@@ -293,7 +291,7 @@ class Scorer:
     def reports(
         self, systems: Sequence[Inspection], key: str = "", on_segment: OnSegment | None = None
     ) -> list[Report]:
-        """Reports of several systems on the same references, of one length, in one pass.
+        """Score several systems on the same references, of one length, in one pass.
 
         ``on_segment`` is called with the number of pieces (channels, excerpts, segments) done and
         in total; ``key`` decides which excerpts are drawn.
@@ -301,7 +299,7 @@ class Scorer:
         signals = [inspected.signals for inspected in systems]
         spans, channels = self.spans(signals[0], key), range(len(signals[0].channels))
         attributed = [system.attributed for system in signals]
-        scored: list[Any] = []  # of every channel, of every system
+        scored: list[Any] = []  # by channel, then by system
         for channel in channels:
             progress = _channel_progress(on_segment, len(scored), len(channels))
             truth = signals[0].channels[channel]
@@ -322,7 +320,7 @@ class Scorer:
         seed: int,
         on_segment: OnSegment,
     ) -> list[tuple[Scores, ScoreBounds | None]]:
-        """Frame scores of each system; ``seed`` is that of drawn frames."""
+        """Frame scores of each system; ``seed`` is for drawing frames."""
         mapss, settings = self.mapss, self.settings
         measures = settings.pipeline_measures
         is_whole = list(spans) == [(0, truth.shape[-1])]
@@ -338,10 +336,10 @@ class Scorer:
         bounds = mapss.bound_systems(
             outputs, bank, settings.confidence, attributed, **kind, **shared
         )
-        # Read off the same maps, unless the bounds take those of another convention.
+        # The bounds include scores from the same maps, unless they use another convention.
         scores = [of_system.scores for of_system in bounds if of_system.scores is not None]
         if not scores:
-            if settings.sample_frames is not None:  # the same frames again
+            if settings.sample_frames is not None:  # to draw the same frames
                 shared["generator"].manual_seed(seed)
             scores = mapss.score_systems(outputs, bank, attributed, **shared)
         return list(zip(scores, bounds))
@@ -400,7 +398,7 @@ class Scorer:
 
 
 def _channel_progress(on_segment: OnSegment | None, done: int, channels: int) -> OnSegment:
-    """Progress of one channel as that of all; ``done`` before it."""
+    """Convert the progress of one channel to that of all; ``done`` channels come before it."""
 
     def progress(segment: int, segments: int) -> None:
         if on_segment is not None:

@@ -1,7 +1,8 @@
-"""One entry of a manifest in, records of its scores out: what an engine maps over a set.
+"""Scoring of one entry of a manifest: the function that an engine maps over a set.
 
-:func:`score_mixture` is the public call. :class:`MixtureJob` is the same with the frames, for
-:func:`torch_mapss.evaluate_set`: it can be sent to other processes, which make their scorer once.
+:func:`score_mixture` is the public function. :class:`MixtureJob` does the same but keeps the frame
+scores, for :func:`torch_mapss.evaluate_set`; it can be sent to other processes, which make their
+scorer once.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from torch_mapss.evaluation.score import OnSegment, Scorer
 if TYPE_CHECKING:
     from torch_mapss.pipeline.mapss import MAPSS
 
-# What makes one mixture fail; anything else ends the run.
+# Errors that make one mixture fail; any other error ends the run.
 FAILURES = (ValueError, TypeError, OSError, RuntimeError, MemoryError)
 _CHANGED = "its files were changed while they were scored; start again"
 
@@ -47,23 +48,24 @@ def score_mixture(
 ) -> list[dict[str, Any]]:
     """Score all systems of one entry of a manifest.
 
-    It reads files and returns small records, without effect on anything else, so that any engine
-    can map it: ``ProcessPoolExecutor().map(partial(score_mixture, encoder="mel"), entries)``. A
-    process makes the scorer of its settings once.
+    It reads files and returns small records, without side effects, so that any engine can map it:
+    ``ProcessPoolExecutor().map(partial(score_mixture, encoder="mel"), entries)``. Each process
+    makes the scorer for its settings only once.
 
     Args:
         entry: ``{"mixture_id": …, "references": […], "systems": {name: […]}}``, paths relative to
             the working folder, None for a source that a system does not estimate.
-        device, mapss: as for :func:`torch_mapss.evaluate`.
-        settings: as for :func:`torch_mapss.evaluate`.
+        device, mapss: as in :func:`torch_mapss.evaluate`.
+        settings: as in :func:`torch_mapss.evaluate`.
 
     Returns:
         A dictionary per system and estimate, of numbers and strings, with the columns of
-        ``scores.csv``. What cannot be scored has ``status`` "failed" and its ``reason``.
+        ``scores.csv``. Rows of estimates that could not be scored have ``status`` "failed" and a
+        ``reason``.
 
     Raises:
-        ManifestError: what is wrong with the entry.
-        TypeError, ValueError: settings out of range.
+        ManifestError: the entry is invalid; lists all problems.
+        TypeError, ValueError: settings are out of range.
 
     Example:
         >>> from torch_mapss import score_mixture
@@ -79,14 +81,14 @@ def score_mixture(
 
 
 class MixtureJob(NamedTuple):
-    """A function of one mixture that can be pickled: what ``map`` gets."""
+    """Picklable function of one mixture, which is passed to ``map``."""
 
     settings: Mapping[str, Any]
     device: torch.device | str | None = None
-    mapss: MAPSS | None = None  # sent to every process with every mixture, if there is one
+    mapss: MAPSS | None = None  # if any, it is sent to the workers with every mixture
 
     def __call__(self, mixture: Mixture) -> MixtureScores:
-        """All that comes out of a mixture."""
+        """Records and frame scores of a mixture."""
         if self.mapss is None:
             scorer = _scorer_of(self.settings, self.device)
         else:
@@ -94,16 +96,16 @@ class MixtureJob(NamedTuple):
         return score_loaded(scorer, load_mixture(scorer, mixture))
 
 
-# The scorer that this process made last, with what it was made of.
+# The scorer that this process made last, with a key of its settings.
 _last_scorer: tuple[bytes, Scorer] | None = None
 _making = threading.Lock()
 
 
 def _scorer_of(settings: Mapping[str, Any], device: torch.device | str | None) -> Scorer:
-    """The scorer of these settings, kept for the next mixture."""
+    """Scorer for the settings, kept for the next mixture."""
     global _last_scorer
     key = pickle.dumps((settings, None if device is None else str(device)))
-    with _making:  # threads may be the engine
+    with _making:  # an engine may run threads
         if _last_scorer is None or _last_scorer[0] != key:
             _last_scorer = key, Scorer.of(settings, device)
         return _last_scorer[1]
@@ -113,17 +115,17 @@ def _scorer_of(settings: Mapping[str, Any], device: torch.device | str | None) -
 
 
 class LoadedMixture(NamedTuple):
-    """A mixture that is read, measured and looked at: all but the scores."""
+    """A mixture that has been read and inspected, before scoring."""
 
     mixture: Mixture
     systems: Mapping[str, Inspection]
     failures: Mapping[str, BaseException]  # by system
-    files: Mapping[str, list[list[Any]]]  # by system, as in records
-    seconds: float  # that it took
+    files: Mapping[str, list[list[Any]]]  # by system, in the form of the records
+    seconds: float  # duration of loading
 
 
 def load_mixture(scorer: Scorer, mixture: Mixture) -> LoadedMixture:
-    """Decode, hash and inspect the files of a mixture; references are read once."""
+    """Decode, hash and inspect the files of a mixture; references are read only once."""
     begun = time.perf_counter()
     hashes = FileHashes(mixture)
     files: dict[str, list[list[Any]]] = {}
@@ -151,7 +153,7 @@ def load_mixture(scorer: Scorer, mixture: Mixture) -> LoadedMixture:
 
 
 def _mixture_clip(scorer: Scorer, mixture: Mixture) -> Clip | None:
-    """The mixture's own file; no score depends on it, so that a fault of it is none."""
+    """The mixture's own file, or None if unreadable: no score depends on it."""
     if mixture.mixture is not None:
         with suppress(*FAILURES):
             return scorer.read([mixture.locate(mixture.mixture)], "mixture")[0]
@@ -159,14 +161,14 @@ def _mixture_clip(scorer: Scorer, mixture: Mixture) -> Clip | None:
 
 
 def _without_traceback(error: BaseException) -> BaseException:
-    """An error that does not keep the waveforms of its frames in memory."""
+    """The error without its traceback, whose frames would keep waveforms in memory."""
     return error.with_traceback(None)
 
 
 def score_loaded(
     scorer: Scorer, loaded: LoadedMixture, on_segment: OnSegment | None = None
 ) -> MixtureScores:
-    """The scores of a mixture that was read; what failed is told in its record."""
+    """Score a loaded mixture; failures are noted in the records."""
     begun = time.perf_counter()
     mixture, failures = loaded.mixture, dict(loaded.failures)
     reports: dict[str, Report] = {}
@@ -205,7 +207,7 @@ def _reports(
     failures: dict[str, BaseException],
     on_segment: OnSegment | None,
 ) -> dict[str, Report]:
-    """All in one pass; where that fails, one after another, to find out which fails."""
+    """Score all systems in one pass; if that fails, one at a time, to find those that fail."""
     try:
         reports = scorer.reports([*systems.values()], mixture.name, on_segment)
         return dict(zip(systems, reports))
