@@ -3,10 +3,10 @@
     python recipes/experiments/stereo.py --out runs/stereo
 
 The two voices of `torch-mapss demo`, panned to the left and to the right, are the references. The
-estimates are these images with one fault each, scored as `channels: mean` (the mean of
-the channels is scored) and as `channels: each` (every channel, scores averaged) do, and by BSS Eval
-v4 of museval, whose ISR is the ratio that hears spatial errors. Without museval (`pip install
-museval`) its columns are left out.
+estimates are these images with one fault each, scored as `channels: mean` (the mean of the
+channels is scored) and as `channels: each` (every channel is scored) do, and by BSS Eval v4 of
+museval, whose ISR is the ratio that hears spatial errors. Without museval (`pip install museval`)
+its columns are left out.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ LEAKAGE = 0.25  # -12 dB
 SHAKE = 0.45  # phases move by up to so many half turns
 RATIOS = ("SDR", "ISR", "SIR", "SAR")
 RIGHT = 1  # index of the right channel
+SIDES = ("left", "right")
+SCORES = ("clearance", "fidelity")
 
 
 def images(voices: Tensor) -> Tensor:
@@ -160,13 +162,15 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     for name, make in FAULTS.items():
         estimates = make(truth, rate)
         paths = write_waves(options.out / "audio" / make.__name__, estimates, rate)
+        of_mean = scored(mapss, references, paths, "mean")
         row: dict[str, Any] = {"fault": name}
-        for channels in ("mean", "each"):
-            report = scored(mapss, references, paths, channels)
-            means = report.means()
-            row |= {f"{score}, {channels}": means[score] for score in ("clearance", "fidelity")}
-            if channels == "mean":
-                kinds = dict.fromkeys(finding.kind for finding in report.findings)
+        row |= {f"{score}, mean": of_mean.means()[score] for score in SCORES}
+        channels = scored(mapss, references, paths, "each").channels
+        assert channels is not None
+        of_sides = channels.groupby("channel")[[*SCORES]].mean()
+        for number, side in enumerate(SIDES, 1):
+            row |= {f"{score}, {side}": of_sides.loc[number, score] for score in SCORES}
+        kinds = dict.fromkeys(finding.kind for finding in of_mean.findings)
         row["warning"] = ", ".join(kinds)
         if metrics is not None:
             row |= dict(zip(RATIOS, energy_ratios(metrics, truth, estimates)))
@@ -179,9 +183,9 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
         cells.append([row["fault"], *scores, row["warning"], *ratios])
     about = (
         "Two voices panned to the left and to the right, every estimate with one fault, means over "
-        "both. Mean: the mean of the channels is scored (the default); each: every channel, scores "
-        "averaged (`--channels each`). Warning: what the default says of the files. SDR, ISR, SIR, "
-        "SAR in dB: museval, one window."
+        "both. Mean: the mean of the channels is scored (the default); left, right: every channel "
+        "is scored (`--channels each`, which gives their mean as well). Warning: what the default "
+        "says of the files. SDR, ISR, SIR, SAR in dB: museval, one window."
     )
     head = toolkit.page_head("Stereo", __file__, arguments, about)
     toolkit.finish(options, "stereo", [*head, "", toolkit.markdown([*rows[0]], cells)])

@@ -1,7 +1,7 @@
 """SI-SDR, SDR, SIR and SAR: the energy ratios that are usual in papers, beside our scores.
 
-They are computed over the files as they are: at their own rate, the mean of their channels (or each
-channel, and the values averaged). Where the files of a mixture have several rates, at the scorer's.
+They are computed over the files as they are: at their own rate, of the mean of their channels or of
+every channel. Where the files of a mixture have several rates, at the scorer's.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def energy_ratios(
     lags: Sequence[int],
     rate: int,
     bss: bool,
-) -> dict[str, list[float]]:
-    """The energy ratios of each estimate in dB, NaN where its reference is silent.
+) -> list[dict[str, list[float]]]:
+    """The energy ratios of each channel and estimate in dB, NaN where its reference is silent.
 
     Args:
         estimates: S' clips.
@@ -35,23 +35,21 @@ def energy_ratios(
         bss: whether SDR, SIR and SAR are computed as well as SI-SDR.
 
     Returns:
-        ``si_sdr`` and, with ``bss``, ``sdr``, ``sir`` and ``sar``.
+        For each channel that is scored ``si_sdr`` and, with ``bss``, ``sdr``, ``sir`` and ``sar``
+        of the S' estimates.
 
     Raises:
         ImportError: fast_bss_eval is missing.
     """
     outputs, truth, own_rate = _waveforms(estimates, references, rate)
     shifts = [round(lag * own_rate / rate) for lag in lags]
-    values: list[dict[str, Tensor]] = []
+    ratios_of_channels: list[dict[str, list[float]]] = []
     for channel_outputs, channel_truth in zip(outputs, truth):
         rows = zip(channel_outputs, shifts)
         moved = torch.stack([shift(wave, samples) for wave, samples in rows])
-        values.append(_of_channel(moved, channel_truth, [*attributed], bss))
-    averaged = {}
-    for name in values[0]:
-        stacked = torch.stack([by_name[name] for by_name in values])
-        averaged[name] = stacked.nanmean(0).tolist()
-    return averaged
+        ratios = _of_channel(moved, channel_truth, [*attributed], bss)
+        ratios_of_channels.append({name: values.tolist() for name, values in ratios.items()})
+    return ratios_of_channels
 
 
 def _waveforms(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -168,7 +168,8 @@ class Inspection:
             for kind, *values in check(self):
                 findings.append(Finding(kind, _TEXTS[kind].format(*values)))
         self.findings = (*findings, *self._channel_findings())
-        self.energy_ratios: dict[str, list[float]] = {}  # (S',) each, dB
+        # Of each channel that is scored: (S',) dB by name.
+        self.energy_ratios: Sequence[Mapping[str, Sequence[float]]] = ()
 
     def _channel_findings(self) -> Iterator[Finding]:
         for _, clip, reference_row in self.estimates:

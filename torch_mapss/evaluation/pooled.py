@@ -94,7 +94,14 @@ def columns(scores: Scores, bounds: ScoreBounds | None = None) -> DataFrame:
     return pandas.DataFrame({name: column[0].tolist() for name, column in values.items()})
 
 
-def sampling(scores: Scores, inside: Tensor) -> tuple[DataFrame, dict[str, float]]:
+def mean_over_channels(tables: Sequence[DataFrame]) -> DataFrame:
+    """The mean of tables of :func:`columns`, a channel each, where they are defined."""
+    import pandas
+
+    return tables[0] if len(tables) == 1 else pandas.concat(tables).groupby(level=0).mean()
+
+
+def sampling(channels: Sequence[Scores], inside: Tensor) -> tuple[DataFrame, dict[str, float]]:
     """Standard errors over excerpts: of the score of each estimate, and of the mean of them.
 
     A jackknife: scores are pooled over all frames of the excerpts but for one of these at a time.
@@ -102,14 +109,17 @@ def sampling(scores: Scores, inside: Tensor) -> tuple[DataFrame, dict[str, float
     which is of the whole signal, there is none.
 
     Args:
-        scores: of the whole, with frames outside of the excerpts undefined.
+        channels: scores of the whole of each channel, with frames outside of the excerpts
+            undefined.
         inside: (F, n) bool: in which excerpt a frame lies.
     """
     import pandas
 
     tables = []
     for excerpt in range(inside.shape[-1]):
-        table = columns(selected(scores, ~inside[:, excerpt]))
+        remaining = ~inside[:, excerpt]
+        of_channels = [columns(selected(scores, remaining)) for scores in channels]
+        table = mean_over_channels(of_channels)
         names = [name for name in present(table) if name != "bleed_db"]
         tables.append(table[names])
     means = pandas.DataFrame([table.mean() for table in tables])

@@ -2,7 +2,8 @@
 
 A record has ``rows`` (a dictionary per estimate: the rows of ``scores.csv``), ``item`` (values for
 the mixture and system as a whole), ``findings`` (pairs of kind and text) and ``files`` (path, size,
-modification time and SHA-256 of each reference and estimate that was scored).
+modification time and SHA-256 of each reference and estimate that was scored). Where each channel was
+scored it also has ``channels``, the rows of ``channels.csv``.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ def record_of(
     system: str,
     table: DataFrame,
     *,
+    channels: DataFrame | None = None,
     findings: Iterable[tuple[str, str]],
     notes: Sequence[str],
     errors: Mapping[str, float],
@@ -57,6 +59,7 @@ def record_of(
         mixture: mixture with paths as in the manifest.
         system: name of the system.
         table: one row per estimate, as in a report.
+        channels: one row per estimate and channel, where each channel was scored.
         findings: pairs of kind and text.
         notes: changes made to the input.
         errors: standard errors of the means, by score.
@@ -73,7 +76,10 @@ def record_of(
     )
     item: Record = {f"{name}_se": value for name, value in errors.items()}
     item |= {"seconds": seconds, "status": table["status"].min(), "reason": ""}
-    return _record(mixture, system, table, item, [[*finding] for finding in findings])
+    record = _record(mixture, system, table, item, [[*finding] for finding in findings])
+    if channels is not None:
+        record["channels"] = rows_of(channels.assign(mixture_id=mixture.name, system=system))
+    return record
 
 
 def failed_record(mixture: Mixture, system: str, error: BaseException | str) -> Record:

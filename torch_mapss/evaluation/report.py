@@ -65,6 +65,10 @@ class Report:
     they came); ``estimate_bandwidth``, ``reference_bandwidth`` (Hz, where the spectrum ends).
     ``rows`` are the same rows one by one, :meth:`table` the same as plain dictionaries.
 
+    ``channels`` has a row per estimate and channel where each channel is scored (``channels=
+    "each"``), with ``source``, ``source_index``, ``channel`` (counted from 1) and the scores;
+    those in ``scores`` are their means. Else it is None.
+
     Per frame, S' estimates and F frames, NaN where undefined, None where not computed:
     ``clearance``, ``fidelity``, ``ps``, ``pm`` (in [0, 1]), ``log_pm`` (<= 0), ``bleed_db`` (where
     the own source is silent and another is not), ``attributed_distance`` and ``foreign_distance``
@@ -84,6 +88,7 @@ class Report:
     scores: DataFrame  # a row per estimate
     sample_rate: int  # Hz, of the waveforms that were scored
     settings: Mapping[str, Any]  # all that the scores depend on
+    channels: DataFrame | None = None  # a row per estimate and channel, where each is scored
     bounds: Mapping[str, Tensor] = field(default_factory=dict, repr=False)  # as ``ps_tail`` (S', F)
     errors: Mapping[str, float] = field(default_factory=dict)  # of the means, over excerpts
     notes: tuple[str, ...] = ()  # what was done to the input: downmix, resampling, trimming
@@ -161,7 +166,7 @@ class Report:
             )
         notes += [f"Warning: {finding.text}." for finding in self.findings]
         notes += [*(f"Note: {note}." for note in self.notes), f"Computed on {self.device}."]
-        return Page("", [self._cells()], notes)
+        return Page("", [self._cells(), *self._channel_cells()], notes)
 
     def _cells(self) -> Table:
         below = ["mean", "std. error"][: 1 + bool(self.errors)]
@@ -179,11 +184,23 @@ class Report:
         header, *rows = zip(*columns, ["frames", *counts, *blank])
         return Table(header, rows, left=2)
 
+    def _channel_cells(self) -> list[Table]:
+        """The table of the channels, where each is scored."""
+        if self.channels is None:
+            return []
+        table = self.channels
+        columns = [["source", *table["source"]], ["channel", *table["channel"].map(str)]]
+        for name in present(table, ranked=True):
+            columns.append([score_label(name), *(score_text(name, x) for x in table[name])])
+        header, *rows = zip(*columns)
+        return [Table(header, rows, title="By channel")]
+
     def _counts(self) -> str:
         scored, silent = (self.scores["frames"] > 0).sum(), self.scores["silent"].sum()
+        over_channels = "" if self.channels is None else "over channels, "
         text = (
-            f"Means over frames, then over sources: {scored} of {len(self.scores)} estimates have "
-            "scored frames"
+            f"Means over frames, {over_channels}then over sources: {scored} of "
+            f"{len(self.scores)} estimates have scored frames"
         )
         if silent:
             text += f", {silent} {'is' if silent == 1 else 'are'} silent"
@@ -200,6 +217,7 @@ class Report:
             mixture,
             system,
             self.scores,
+            channels=self.channels,
             findings=self.findings,
             notes=self.notes,
             errors=self.errors,

@@ -27,7 +27,6 @@ def estimate_rows(inspected: Inspection, scores: Scores, columns: DataFrame) -> 
     lags = [math.nan if lag is None else lag for lag in signals.lags]
     reference_bands = [inspected.reference_bands[source] for source in signals.attributed]
     values: dict[str, Any] = {str(name): column for name, column in columns.items()}
-    values |= inspected.energy_ratios
     in_order = {name: values[name] for name in present(values)}
     table: dict[str, Any] = {
         "source": [clip.name for clip in references],
@@ -49,6 +48,26 @@ def estimate_rows(inspected: Inspection, scores: Scores, columns: DataFrame) -> 
         "reference_bandwidth": reference_bands,
     }
     return pandas.DataFrame(table)
+
+
+def channel_rows(signals: SystemSignals, tables: Sequence[DataFrame]) -> DataFrame | None:
+    """A row per estimate and channel, in the order of the sources; None of a single channel.
+
+    Args:
+        signals: that were scored.
+        tables: the scores of each channel, a row per estimate.
+    """
+    import pandas
+
+    if len(tables) == 1:
+        return None
+    names = [signals.references[source].name for source in signals.attributed]
+    of_channels = []
+    for number, table in enumerate(tables, 1):
+        index = {"source": names, "source_index": signals.attributed, "channel": number}
+        of_channels.append(pandas.DataFrame(index).join(table[[*present(table)]]))
+    rows = pandas.concat(of_channels).sort_values(["source_index", "channel"])
+    return rows.reset_index(drop=True)
 
 
 def input_notes(

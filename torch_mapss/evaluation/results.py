@@ -14,8 +14,9 @@ On disk, UTF-8, ``null`` for undefined:
 * ``frames/MIXTURE.npz``: the frame scores of its systems, see
   :func:`torch_mapss.evaluation.results_folder.write_frames`;
 * ``scores.csv``, ``items.csv``, ``summary.csv``: tables per estimate, per mixture and system, and
-  per system, with numbers of nine digits, written once everything is scored. They are exports of
-  the records and are not read back; their columns of scores are those of
+  per system; where each channel was scored also ``channels.csv``, per estimate and channel. Their
+  numbers have nine digits, and they are written once everything is scored. They are exports of the
+  records and are not read back; their columns of scores are those of
   :data:`torch_mapss.score_table.SCORES`.
 """
 
@@ -24,7 +25,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_mapss.core import checks
@@ -80,6 +81,8 @@ class Results:
     records: Sequence[Record] = field(default=(), repr=False)
     pending: Sequence[tuple[str, str]] = field(default=(), repr=False)  # not scored yet
     rate: int | None = None  # Hz, sample rate of the encoder
+    # One row per mixture, system, estimated source and channel, where each channel was scored.
+    channels: DataFrame = field(default_factory=partial(tables.channels_table, ()), repr=False)
 
     @property
     def sampled(self) -> bool:
@@ -281,6 +284,7 @@ def read_results(
         systems=tuple(dict.fromkeys(name for mixture in mixtures for name in mixture.systems)),
         scores=scores,
         items=items,
+        channels=tables.channels_table(pairs),
         summary=summary,
         root=mixtures[0].folder if root is None else os.fspath(root),
         entries={mixture.name: mixture.entry() for mixture in mixtures},
@@ -317,5 +321,7 @@ def write_tables(results: Results) -> None:
     """
     if results.pending:
         return
-    for name in ("scores", "items", "summary"):
-        io.write_table(os.path.join(results.folder, f"{name}.csv"), getattr(results, name))
+    for name in ("scores", "items", "summary", "channels"):
+        table: DataFrame = getattr(results, name)
+        if name != "channels" or len(table):
+            io.write_table(os.path.join(results.folder, f"{name}.csv"), table)

@@ -27,6 +27,8 @@ def results_text(results: Results) -> str:
         "left out.",
         "scored, undefined, failed: mixtures.",
     ]
+    if len(results.channels):
+        notes.append("Every channel was scored: channels.csv has the scores of each.")
     if excerpts is not None:
         notes.append(f"±: standard error over {excerpts} excerpts a mixture.")
     notes += [f"Note: {note}." for note in results.notes]

@@ -24,7 +24,7 @@ from torch_mapss.evaluation.excerpts import excerpt_spans, seed_of
 from torch_mapss.evaluation.input_checks import Inspection, SystemSignals
 from torch_mapss.evaluation.protocol import pair_encoder_notes, settings_of
 from torch_mapss.evaluation.report import Report
-from torch_mapss.evaluation.report_rows import estimate_rows, input_notes
+from torch_mapss.evaluation.report_rows import channel_rows, estimate_rows, input_notes
 from torch_mapss.evaluation.settings import ScoringSettings
 from torch_mapss.pipeline.energy_ratios import bss_package
 from torch_mapss.pipeline.scores import ScoreBounds, Scores
@@ -85,8 +85,9 @@ def evaluate(
             * ``align="shift"``: shift each estimate by a constant lag onto its reference, if their
               cross-correlation shows one of at most 500 ms, in whole samples; frames that the
               shifted estimate no longer covers are not scored;
-            * ``channels="each"``: score every channel and average the scores, instead of scoring
-              the mean of the channels; arrays are then (S, C, T);
+            * ``channels="each"``: score every channel, and average the scores of an estimate over
+              its channels, instead of scoring the mean of the channels; arrays are then (S, C, T).
+              :attr:`Report.channels` has the scores of each channel;
             * ``sample_frames``: largest number of frames to score, drawn by the mixture's id;
             * ``excerpts``, ``excerpt_seconds``: number and length of excerpts to score instead of
               the whole, drawn before anything is prepared; the rows then have standard errors;
@@ -352,18 +353,21 @@ class Scorer:
         key: str,
     ) -> Report:
         signals, rate = inspected.signals, inspected.signals.rate
-        scores, bounds = pooled.averaged([scores for scores, _ in scored]), scored[-1][1]
+        channels, bounds = [scores for scores, _ in scored], scored[-1][1]
         if any(signals.removed):
-            covered = input_checks.covered_frames(signals, scores.times)
-            scores = pooled.covered(scores, covered)
-        columns = pooled.columns(scores, bounds)
+            covered = input_checks.covered_frames(signals, channels[0].times)
+            channels = [pooled.covered(scores, covered) for scores in channels]
+        of_channels = []  # a table per channel
+        for of_channel, ratios in zip(channels, inspected.energy_ratios):
+            of_channels.append(pooled.columns(of_channel, bounds).assign(**ratios))
+        scores, columns = pooled.averaged(channels), pooled.mean_over_channels(of_channels)
         bounds_of_frames = {} if bounds is None else pooled.frame_bounds(scores, bounds)
         errors: dict[str, float] = {}
         if self.settings.excerpts is not None:
             seconds = torch.tensor(spans, dtype=torch.float64, device="cpu") / rate
             times = scores.times.cpu().unsqueeze(-1)
             inside = (times >= seconds[:, 0]) & (times < seconds[:, 1])  # (F, excerpts)
-            sampled, errors = pooled.sampling(scores, inside)
+            sampled, errors = pooled.sampling(channels, inside)
             columns = columns.join(sampled)
             in_any = inside.any(-1)
             scores = pooled.selected(scores, in_any)
@@ -371,7 +375,9 @@ class Scorer:
         frames = pooled.frames(scores)
         if self.settings.shown_measures is not None:
             shown = scores_of(self.settings.shown_measures)
-            columns = columns.drop(columns=[name for name in present(columns) if name not in shown])
+            hidden = [name for name in present(columns) if name not in shown]
+            columns = columns.drop(columns=hidden)
+            of_channels = [table.drop(columns=hidden) for table in of_channels]
             frames = {name: values for name, values in frames.items() if name in shown}
         return Report(
             estimates=tuple(signals.estimates),
@@ -382,6 +388,7 @@ class Scorer:
             frames=frames,
             bounds=bounds_of_frames,
             scores=estimate_rows(inspected, scores, columns),
+            channels=channel_rows(signals, of_channels),
             errors=errors,
             sample_rate=rate,
             settings=self.description,

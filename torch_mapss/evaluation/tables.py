@@ -1,4 +1,4 @@
-"""Records of a run -> its tables: estimates, items (mixture and system) and sets (systems)."""
+"""Records of a run -> its tables: estimates, their channels, items (mixture and system), systems."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ _WORDS = (*("mixture_id", "system", "source", "estimate", "reference"), *_TRAILI
 _COUNTS = (
     *("source_index", "frames", "total_frames", "estimate_rate", "reference_rate"),
     *("estimates", "references", "scored", "undefined", "failed", "silent", "muted_frames"),
+    "channel",
 )
 
 
@@ -59,6 +60,16 @@ def scores_table(pairs: Sequence[Record]) -> DataFrame:
     scores = present(columns)
     measured = [name for name in columns if name not in scores]
     return table[[*_LEADING, *scores, *measured, *_TRAILING]]
+
+
+def channels_table(pairs: Sequence[Record]) -> DataFrame:
+    """One row per estimate and channel where each channel was scored; else it is empty."""
+    import pandas
+
+    leading = ["mixture_id", "system", "source", "source_index", "channel"]
+    rows = [row for record in pairs for row in record.get("channels", ())]
+    table = pandas.DataFrame(rows, columns=None if rows else leading)
+    return _rounded(_typed(table))[[*leading, *present(table.columns)]]
 
 
 def items_table(scores: DataFrame, pairs: Sequence[Record]) -> DataFrame:

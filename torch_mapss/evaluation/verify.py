@@ -42,7 +42,8 @@ _ROUNDING, _TOLERANCE = 1e-5, 1e-3
 _PRINTED = 20
 _ITEM = ["mixture_id", "system"]
 # The exports, and what tells their rows apart.
-_EXPORTS = {"scores": [*_ITEM, "source"], "items": _ITEM, "summary": ["system"]}
+_ROWS = [*_ITEM, "source"]
+_EXPORTS = {"scores": _ROWS, "channels": [*_ROWS, "channel"], "items": _ITEM, "summary": ["system"]}
 
 
 class Verification(NamedTuple):
@@ -164,7 +165,7 @@ def _export_differences(results: Results, name: str) -> Iterator[str]:
 
 def _keyed(table: DataFrame, keys: Sequence[str]) -> DataFrame:
     """A table by the names of its rows."""
-    names = {key: table[key].map(io.same_name) for key in keys}
+    names = {key: table[key].astype(str).map(io.same_name) for key in keys}
     return table.assign(**names).drop_duplicates([*keys]).set_index([*keys])
 
 
@@ -191,12 +192,17 @@ def _distances(stored: DataFrame, current: DataFrame) -> DataFrame:
 
 
 def _pooled_again(results: Results) -> tuple[int, list[str]]:
-    """How many estimates were pooled again from their frames, and what differs."""
+    """How many estimates were pooled again from their frames or channels, and what differs."""
     import pandas
 
     tables, differences = [], []
     measures = checked_measures(scoring_settings(results.settings).pipeline_measures)
     scored = results.scores[results.scores["status"] != "failed"]
+    # Frames are kept as means over channels, whose scores are pooled channel by channel.
+    pairs_with_channels = {*results.channels[_ITEM].itertuples(index=False, name=None)}
+    if pairs_with_channels:
+        of_estimates = results.channels.groupby(_ROWS, sort=False)
+        tables.append(of_estimates[[*present(results.channels)]].mean().reset_index())
     for mixture in scored["mixture_id"].unique():
         try:
             systems = results.frames(mixture).systems
@@ -206,6 +212,8 @@ def _pooled_again(results: Results) -> tuple[int, list[str]]:
             continue
         sources = np.array(results.audio(mixture).sources)
         for system, frames in systems.items():
+            if (mixture, system) in pairs_with_channels:
+                continue
             table = pooled.columns(_frame_scores(frames, measures))
             if results.settings.get("excerpts") is not None:
                 # Bleed is of the whole signal; the file has the frames of excerpts alone.

@@ -128,6 +128,7 @@ def page_content(results: Results, page: str, embed_bytes: int) -> dict[str, Any
     panels = _panels(score_names)
     curve_names = [name for panel in panels for name in panel]
     add_curves(results, curve_names, shown_rows, row_order)
+    add_channels(results, rows, shown_rows)
     missing = [*map(io.shown, tracks.missing)]
     file_count = len(tracks.files) + len(missing)
     return {
@@ -145,6 +146,7 @@ def page_content(results: Results, page: str, embed_bytes: int) -> dict[str, Any
         "values": _ranked_values(comparison),
         "controls": _control_means(comparison),
         "sources": _source_means(comparison),
+        "channels": _channel_means(results, score_names),
         "rows": shown_rows,
         "tracks": [*tracks.files.values()],
         "segments": records(segments[_SEGMENT_COLUMNS].assign(clips=tracks.clips)),
@@ -302,6 +304,28 @@ def _source_means(comparison: Comparison) -> dict[str, Any]:
     if not 1 < len(names) <= _MOST_SOURCES:
         return {"names": [], "means": []}
     return {"names": names, "means": records(means)}
+
+
+def _channel_means(results: Results, score_names: Sequence[str]) -> dict[str, Any]:
+    """Means by system and channel, where each channel was scored; hidden references have none."""
+    is_system = ~results.channels["system"].str.startswith(CONTROL)
+    table = results.channels[is_system]
+    names = [name for name in score_names if name in table]
+    of_mixtures = table.groupby(["mixture_id", "system", "channel"], sort=False)[names].mean()
+    means = of_mixtures.groupby(["system", "channel"], sort=False).mean().reset_index()
+    return {"numbers": sorted(table["channel"].unique().tolist()), "means": records(means)}
+
+
+def add_channels(
+    results: Results, rows: Sequence[Mapping[str, Any]], shown_rows: Sequence[dict[str, Any]]
+) -> None:
+    """Put the scores of the channels into the rows of the page, as ``channels``."""
+    keys = ("mixture_id", "system", "source")
+    by_estimate: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for channel in records(results.channels):
+        by_estimate.setdefault(tuple(channel[key] for key in keys), []).append(channel)
+    for row, shown_row in zip(rows, shown_rows):
+        shown_row["channels"] = by_estimate.get(tuple(row[key] for key in keys), [])
 
 
 def add_curves(

@@ -33,7 +33,13 @@ function showScore(name) {
   byId("meaning").textContent = `${SCORES[name].meaning}.`;
   const rows = data.ranking.filter((row) => row.measure === name);
   showRanking(name, rows);
-  showSources(name, rows.map((row) => row.system));
+  const systems = rows.map((row) => row.system);
+  const sourceMean = (system, source) =>
+    data.sources.means.find((row) => row.measure === name && row.system === system && row.source === source)?.mean;
+  showMeans("sources", `${SCORES[name].label} of`, name, systems, data.sources.names, sourceMean);
+  const channelMean = (system, channel) =>
+    data.channels.means.find((row) => row.system === system && row.channel === channel)?.[name];
+  showMeans("channels", `${SCORES[name].label} of channel`, name, systems, data.channels.numbers, channelMean);
   const pairs = data.pairs.filter((row) => row.measure === name);
   byId("pairs-block").hidden = !pairs.length;
   byId("pairs").tBodies[0].replaceChildren(...pairs.map((row) => tableLine(`${row.system_a} − ${row.system_b}`, [
@@ -58,16 +64,14 @@ function showRanking(name, rows) {
   byId("ranking-axis").replaceChildren(boxAxis(axis));
 }
 
-function showSources(name, systems) {
-  const names = data.sources.names;
-  byId("sources-block").hidden = !names.length;
-  if (!names.length) return;
-  const mean = (system, source) => data.sources.means.find((row) => row.measure === name && row.system === system && row.source === source);
+// A table of means: a row per system, a column per source or channel.
+function showMeans(id, title, name, systems, columns, meanOf) {
+  byId(`${id}-block`).hidden = !columns.length;
   const head = make("tr");
-  head.append(make("th", `${SCORES[name].label} of`, { scope: "col" }), ...names.map((source) => make("th", source, { scope: "col", class: "n" })));
-  byId("sources").tHead.replaceChildren(head);
-  byId("sources").tBodies[0].replaceChildren(...systems.map((system) =>
-    tableLine(system, names.map((source) => [source, scoreText(name, mean(system, source)?.mean)]))));
+  head.append(make("th", title, { scope: "col" }), ...columns.map((column) => make("th", column, { scope: "col", class: "n" })));
+  byId(id).tHead.replaceChildren(head);
+  byId(id).tBodies[0].replaceChildren(...systems.map((system) =>
+    tableLine(system, columns.map((column) => [column, scoreText(name, meanOf(system, column))]))));
 }
 
 function showControls() {
@@ -93,7 +97,9 @@ function remarkOf(row) {
 
 function openRow(row) {
   loadSounds(row, tracksOf(row), 0);
-  const scores = data.scores.map(({ name, label }) => `${label} ${scoreText(name, row[name])}`).join(", ");
+  const ofChannels = (name) => row.channels.map((channel) => scoreText(name, channel[name])).join(" and ");
+  const scores = data.scores.map(({ name, label }) =>
+    `${label} ${scoreText(name, row[name])}${row.channels.length ? ` (channels: ${ofChannels(name)})` : ""}`).join(", ");
   byId("what").textContent = `${titleOf(row)}: ${scores}`;
   rich(byId("remark"), remarkOf(row));
   for (const line of document.querySelectorAll("tr[data-row]"))
