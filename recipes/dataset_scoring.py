@@ -11,9 +11,6 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch_mapss.evaluation import cli
-from torch_mapss.evaluation.results import load_results
-
 
 def parser_of(description: str, references: str) -> argparse.ArgumentParser:
     """The options that all sets share."""
@@ -42,6 +39,9 @@ def templates(systems: Sequence[str], layout: str) -> list[str]:
 
 def score(arguments: Sequence[str], out: Path) -> int:
     """Score a set and compare its systems; the exit code of ``torch-mapss evaluate``."""
+    from torch_mapss.evaluation import cli  # late: --help needs no torch
+    from torch_mapss.evaluation.results import load_results
+
     code = cli.main(["evaluate", *arguments, "--out", str(out)])
     if code != 2 and len(load_results(out).systems) > 1:
         cli.main(["compare", str(out), "--out", str(out / "comparison")])

@@ -22,9 +22,36 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from command_line import Help
+
+SIZES = {"base": (512, 128, 512, 8), "small": (128, 64, 128, 6), "tiny": (32, 16, 32, 2)}
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
+    add = parser.add_argument
+    add("--speech", required=True, help="folder of speech files")
+    add("--out", required=True, help="folder for plot and weights")
+    add("--checkpoint", help="state_dict of the network to start from")
+    add("--pretrained", action="store_true", help="start from torchaudio's pipeline")
+    add("--size", choices=list(SIZES), default="small", help="base is torchaudio's")
+    add("--warm-up", type=int, default=300, help="steps of SI-SDR alone, without weights to load")
+    add("--steps", type=int, default=200, help="of fine-tuning")
+    add("--batch", type=int, default=4, help="mixtures per step")
+    add("--seconds", type=float, default=2.0, help="length of a mixture")
+    add("--rate", type=float, default=3e-4, help="learning rate")
+    add("--pool", type=int, default=32, help="pairs of segments kept prepared")
+    add("--refresh", type=int, default=50, help="renew some every so many steps; 0: never")
+    add("--test-mixtures", type=int, default=16, help="held out")
+    return argparse.Namespace(**vars(parser.parse_args(argv)), target=None, device="cpu")
+
+
+if __name__ == "__main__":
+    arguments()  # --help answers here, without the seconds that torch takes to load
+
 import torch
 import torchaudio
-from command_line import Help
 from speech_pool import RATE, Pool, at_levels, draw_pair, load_voices, matched, split
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
@@ -35,7 +62,6 @@ from tqdm import tqdm
 from torch_mapss import MAPSS, Clearance, DecompositionLoss, Fidelity, audio
 
 WIDTHS = ("enc_num_feats", "msk_num_feats", "msk_num_hidden_feats", "msk_num_layers")
-SIZES = {"base": (512, 128, 512, 8), "small": (128, 64, 128, 6), "tiny": (32, 16, 32, 2)}
 
 
 class Separator(nn.Module):
@@ -123,26 +149,6 @@ def plot(losses: Sequence[float], results: dict[str, dict[str, float]], path: Pa
         axis.bar(list(results), [values[name] for values in results.values()], color=["0.6", "C0"])
         axis.set_title("SI-SDR [dB]" if name == "si_sdr" else name)
     figure.savefig(path, dpi=100)
-
-
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
-    add = parser.add_argument
-    add("--speech", required=True, help="folder of speech files")
-    add("--out", required=True, help="folder for plot and weights")
-    add("--checkpoint", help="state_dict of the network to start from")
-    add("--pretrained", action="store_true", help="start from torchaudio's pipeline")
-    add("--size", choices=list(SIZES), default="small", help="base is torchaudio's")
-    add("--warm-up", type=int, default=300, help="steps of SI-SDR alone, without weights to load")
-    add("--steps", type=int, default=200, help="of fine-tuning")
-    add("--batch", type=int, default=4, help="mixtures per step")
-    add("--seconds", type=float, default=2.0, help="length of a mixture")
-    add("--rate", type=float, default=3e-4, help="learning rate")
-    add("--pool", type=int, default=32, help="pairs of segments kept prepared")
-    add("--refresh", type=int, default=50, help="renew some every so many steps; 0: never")
-    add("--test-mixtures", type=int, default=16, help="held out")
-    return argparse.Namespace(**vars(parser.parse_args(argv)), target=None, device="cpu")
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, dict[str, float]]:

@@ -12,6 +12,17 @@ import argparse
 import io
 from typing import Any
 
+
+def path_to_write() -> str:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("path", help="PNG file to write")
+    return str(parser.parse_args().path)
+
+
+if __name__ == "__main__":
+    path_to_write()  # --help answers here, without the seconds that torch takes to load
+
 import torch
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -82,9 +93,7 @@ def picture() -> Figure:
 
 def main() -> None:
     """Draw, and write with few colours: the file stays small."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("path", help="PNG file to write")
-    path = parser.parse_args().path
+    path = path_to_write()
     buffer = io.BytesIO()
     picture().savefig(buffer, format="png", dpi=190)
     Image.open(buffer).convert("RGB").quantize(32).save(path, optimize=True)

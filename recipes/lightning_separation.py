@@ -20,9 +20,34 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from command_line import Help
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
+    parser.add_argument("--out", default="runs/lightning", help="folder for logs and checkpoints")
+    parser.add_argument("--resume", help="checkpoint to go on from")
+    parser.add_argument("--encoder", default="mel", help="name, folder or hub id")
+    parser.add_argument("--frames", type=int, help="frames a training step scores; all if not set")
+    parser.add_argument("--epochs", type=int, default=10, help="to train in all")
+    parser.add_argument("--items", type=int, default=32, help="training mixtures per epoch")
+    parser.add_argument("--batch", type=int, default=4, help="mixtures per step")
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of a mixture")
+    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate")
+    parser.add_argument("--level", type=float, default=0.6, help="PS at which it gets harder")
+    parser.add_argument("--patience", type=int, default=1, help="epochs in a row above the level")
+    parser.add_argument("--accelerator", default="cpu", help="of Lightning")
+    parser.add_argument("--devices", type=int, default=1, help="how many")
+    parser.add_argument("--strategy", default="auto", help="e.g. ddp, ddp_spawn")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    parse()  # --help answers here, without the seconds that torch takes to load
+
 import lightning.pytorch as pl
 import torch
-from command_line import Help
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
@@ -141,25 +166,6 @@ class Separation(pl.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.network.parameters(), lr=self.rate)
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
-    parser.add_argument("--out", default="runs/lightning", help="folder for logs and checkpoints")
-    parser.add_argument("--resume", help="checkpoint to go on from")
-    parser.add_argument("--encoder", default="mel", help="name, folder or hub id")
-    parser.add_argument("--frames", type=int, help="frames a training step scores; all if not set")
-    parser.add_argument("--epochs", type=int, default=10, help="to train in all")
-    parser.add_argument("--items", type=int, default=32, help="training mixtures per epoch")
-    parser.add_argument("--batch", type=int, default=4, help="mixtures per step")
-    parser.add_argument("--seconds", type=float, default=1.0, help="length of a mixture")
-    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate")
-    parser.add_argument("--level", type=float, default=0.6, help="PS at which it gets harder")
-    parser.add_argument("--patience", type=int, default=1, help="epochs in a row above the level")
-    parser.add_argument("--accelerator", default="cpu", help="of Lightning")
-    parser.add_argument("--devices", type=int, default=1, help="how many")
-    parser.add_argument("--strategy", default="auto", help="e.g. ddp, ddp_spawn")
-    return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> pl.Trainer:

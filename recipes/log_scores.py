@@ -22,8 +22,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from command_line import Help
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="folder of the log")
+    add("--to", choices=("tensorboard", "wandb"), default="tensorboard", help="which log")
+    add("--steps", type=int, default=200, help="of training")
+    add("--every", type=int, default=50, help="steps between validations")
+    add("--batch", type=int, default=4, help="mixtures per step")
+    add("--validate", type=int, default=8, help="mixtures held out")
+    add("--seconds", type=float, default=2.0, help="length of a mixture")
+    add("--seed", type=int, default=0, help="of data and weights")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    arguments()  # --help answers here, without the seconds that torch takes to load
+
+import torch
 from torch import Tensor, nn
 
 from torch_mapss import MAPSS, DecompositionLoss, Scores, SourceScores
@@ -240,18 +260,8 @@ def train(options: argparse.Namespace, log: Log) -> list[dict[str, float]]:
 
 
 def main(argv: Sequence[str] | None = None) -> list[dict[str, float]]:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
-    add = parser.add_argument
-    add("--out", type=Path, required=True, help="folder of the log")
-    add("--to", choices=sorted(LOGS), default="tensorboard", help="which log")
-    add("--steps", type=int, default=200, help="of training")
-    add("--every", type=int, default=50, help="steps between validations")
-    add("--batch", type=int, default=4, help="mixtures per step")
-    add("--validate", type=int, default=8, help="mixtures held out")
-    add("--seconds", type=float, default=2.0, help="length of a mixture")
-    add("--seed", type=int, default=0, help="of data and weights")
-    options = parser.parse_args(argv)
+    """Train, log, and return the validation scores in order."""
+    options = arguments(argv)
     options.out.mkdir(parents=True, exist_ok=True)
     log: Log = LOGS[options.to](options.out)
     try:

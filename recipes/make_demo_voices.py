@@ -14,6 +14,17 @@ import os
 import subprocess
 import tempfile
 
+
+def folder_of_clips() -> str:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", help="where the clips go")
+    return str(parser.parse_args().folder)
+
+
+if __name__ == "__main__":
+    folder_of_clips()  # --help answers here, without the seconds that torch takes to load
+
 import soundfile
 import torch
 from torch import Tensor
@@ -55,9 +66,8 @@ def clip(options: list[str], text: str) -> Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", help="where the clips go")
-    folder = parser.parse_args().folder
+    """Speak, and write the clips."""
+    folder = folder_of_clips()
     os.makedirs(folder, exist_ok=True)
     for name, (options, text) in VOICES.items():
         path = os.path.join(folder, f"{name}.flac")

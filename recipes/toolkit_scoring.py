@@ -21,12 +21,12 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+if TYPE_CHECKING:  # else loaded where they are needed: --help needs no torch
+    from torch import Tensor
 
-from torch_mapss import MAPSS, evaluate
-from torch_mapss.evaluation import cli
+    from torch_mapss import MAPSS
 
 
 def speechbrain_scores(
@@ -42,6 +42,8 @@ def speechbrain_scores(
         mapss: the scorer, made once.
         options: of ``torch_mapss.evaluate``.
     """
+    from torch_mapss import evaluate
+
     rows = []
     for prediction, target in zip(predictions.detach(), targets):
         waves = {"estimates": prediction.mT, "references": target.mT}
@@ -92,6 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--encoder", default="wav2vec2-large", help="mel needs no download")
     args, options = parser.parse_known_args(arguments)  # options: of torch-mapss evaluate
+    from torch_mapss.evaluation import cli
+
     if len(args.ref_scp) != len(args.inf_scp):
         parser.error("--ref-scp and --inf-scp need one list per speaker each")
     lists = [[read_scp(path) for path in paths] for paths in (args.ref_scp, args.inf_scp)]

@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 
 from checkpoints import write_checkpoint
+from recipe_scripts import recipe
 from separations import leaky, sources, write, write_all
 from torch import Tensor
+
+from torch_mapss.evaluation import demo
 
 SECONDS = 0.6
 MIXTURES = ("m0", "m1", "m2")
@@ -17,7 +20,8 @@ def make_workspace(folder: Path) -> Path:
     """A folder with all that the commands read; scored results are in ``results`` and ``baseline``.
 
     One mixture lies in ``s1``, ``s2``, ``est1``, ``est2``; a set of three in ``refs``, with the
-    systems ``outA`` and ``outB``, and in ``manifest.json``; enhancement in ``clean`` and ``noisy``.
+    systems ``outA`` and ``outB``, and in ``manifest.json``; enhancement in ``clean`` and ``noisy``;
+    two voices with leakage on the right in ``stereo``.
     """
     entries, ratings = [], ["track,system,source,question,mean_rating"]
     for index, mixture in enumerate(MIXTURES):
@@ -43,6 +47,7 @@ def make_workspace(folder: Path) -> Path:
     (folder / "ratings.csv").write_text("\n".join(ratings) + "\n")
     (folder / "settings.yaml").write_text("seed: 1\n")
     write_checkpoint(folder / "checkpoints" / "my-hubert", "hubert")
+    write_stereo(folder / "stereo")
     score(folder, "results")
     score(folder, "baseline")
     return folder
@@ -53,6 +58,17 @@ def write_enhancement(folder: Path, mixture: str, references: Tensor) -> None:
     write(folder / "clean" / f"{mixture}.wav", references[0])
     write(folder / "noisy" / f"{mixture}.wav", references.sum(0))
     write(folder / "enhanced" / f"{mixture}.wav", references[0] + 0.1 * references[1])
+
+
+def write_stereo(folder: Path) -> None:
+    """The demo's voices, panned to the left and to the right, and estimates with leakage."""
+    stereo = recipe("stereo")
+    voices, rate = demo.voices()
+    truth = stereo.images(voices)
+    waves = {"references": truth, "estimates": stereo.leakage_on_the_right(truth, rate)}
+    for kind, pair in waves.items():
+        for name, wave in zip(("low", "high"), pair):
+            write(folder / kind / f"{name}.wav", wave, rate)
 
 
 def score(folder: Path, out: str) -> None:

@@ -75,7 +75,7 @@ def test_undefined_in_one_channel() -> None:
     """A score is the mean over the channels in which it is defined."""
     references, estimates = stereo_with_a_bad_right_channel()
     references[:, RIGHT] = 0.0
-    with pytest.warns(UserWarning):
+    with pytest.warns(UserWarning, match="have no frame in which two sources are active"):
         report = scored(references, estimates, channels="each")
     assert report.channels is not None
     left, right = (report.channels[report.channels["channel"] == n] for n in (1, 2))
@@ -106,7 +106,7 @@ def test_tables_of_a_run(paths: dict[str, list[str]], tmp_path: Path) -> None:
     entry = {"mixture_id": "m", "references": paths["references"]}
     entry |= {"systems": {"bad right": paths["estimates"], "truth": paths["references"]}}
     settings = {"encoder": "mel", "measures": "decomposition", "channels": "each"}
-    with pytest.warns(UserWarning):  # of the system that is the truth
+    with pytest.warns(UserWarning, match="the same as the reference"):
         results = evaluate_set([entry], out=tmp_path / "results", **settings)
     exported = pandas.read_csv(tmp_path / "results" / "channels.csv")
     assert len(exported) == len(results.channels) == 8  # systems, sources, channels
@@ -117,7 +117,8 @@ def test_tables_of_a_run(paths: dict[str, list[str]], tmp_path: Path) -> None:
     rows = [row for row in score_mixture(entry, **settings) if row["system"] == "bad right"]
     assert rows[0]["fidelity"] == pytest.approx(means.loc[("m", "bad right", "a"), "fidelity"])
     outcome = verify(results)
-    assert outcome.passed and outcome.rows == 4
+    assert outcome.passed
+    assert outcome.rows == 4
     exported.loc[0, "fidelity"] = 0.5
     exported.to_csv(tmp_path / "results" / "channels.csv", index=False)
     (difference,) = verify(load_results(tmp_path / "results")).differences
@@ -151,7 +152,8 @@ def test_console(
     lines = printed[printed.index("By channel") :].splitlines()
     assert lines[2].split()[:4] == ["source", "channel", "clearance", "fidelity"]
     clearances = [float(line.split()[2]) for line in lines[4:8]]
-    assert clearances[0] > clearances[1] + 0.1 and clearances[2] > clearances[3] + 0.1
+    assert clearances[0] > clearances[1] + 0.1
+    assert clearances[2] > clearances[3] + 0.1
     assert "over channels" in printed
     assert cli.main([*arguments, "--measures", "decomposition"]) == 0
     assert "By channel" not in capsys.readouterr().out
@@ -165,3 +167,12 @@ def test_page(paths: dict[str, list[str]], tmp_path: Path) -> None:
     left, right = content["channels"]["means"]
     assert left["clearance"] > right["clearance"] + 0.1
     assert [channel["channel"] for channel in content["rows"][0]["channels"]] == [1, 2]
+
+
+def test_warnings_send_nobody_to_what_is_done_already() -> None:
+    """Where every channel is scored a silent one is told, without the advice to score each."""
+    references, estimates = stereo_with_a_bad_right_channel()
+    estimates[:, RIGHT] = 0.0
+    with pytest.warns(UserWarning, match="channel 2 is silent") as warned:
+        scored(references, estimates, channels="each")
+    assert not any("channels each" in str(warning.message) for warning in warned)

@@ -451,15 +451,17 @@ def test_faults_of_stereo_outputs(tmp_path):
     rows = {row["fault"]: row for row in recipe("stereo").main(["--out", str(tmp_path)])}
     dead = rows["right channel dead"]
     assert dead["fidelity, mean"] > 0.99
-    assert dead["fidelity, each"] < 0.6
+    assert dead["fidelity, left"] > 0.99
+    assert dead["fidelity, right"] < 0.1
     assert "dead channel" in dead["warning"]
     assert "inverted channel" in rows["right channel inverted"]["warning"]
     assert "channel delay" in rows["right channel 10 ms late"]["warning"]
     assert rows["leakage at -12 dB"]["warning"] == ""
-    assert rows["leakage at -12 dB"]["clearance, each"] < 0.8
+    assert rows["leakage at -12 dB"]["clearance, left"] < 0.8
     for unheard in ("sides swapped", "panned to the middle", "right channel 6 dB quieter"):
-        assert rows[unheard]["clearance, each"] > 0.99
-        assert rows[unheard]["fidelity, each"] > 0.99
+        for side in ("left", "right"):
+            assert rows[unheard][f"clearance, {side}"] > 0.99
+            assert rows[unheard][f"fidelity, {side}"] > 0.99
     assert "| right channel dead |" in page_of(tmp_path)
 
 

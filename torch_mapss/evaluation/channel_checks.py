@@ -46,14 +46,16 @@ def channel_findings_of(estimate: Clip, reference: Clip) -> Iterator[Finding]:
     output_levels, truth_levels = _levels_db(outputs), _levels_db(truth)
     dead = (output_levels < _DEAD_DB) & (truth_levels > _AUDIBLE_DB)
     hint = (
-        "The mean of the channels is scored, which hides it: --channels each (channels: each) "
+        ". The mean of the channels is scored, which hides it: --channels each (channels: each) "
         "scores every channel"
+        if len(estimate.parts) == 1
+        else ""
     )
     label = estimate.label
     if bool(dead.any()) and not bool(dead.all()):
         channels = _numbers(dead)
         text = f"{label}: {channels} silent, where the reference sounds"
-        yield Finding("dead channel", f"{text}. {hint}")
+        yield Finding("dead channel", f"{text}{hint}")
     heard = (output_levels >= _DEAD_DB) & (truth_levels > _AUDIBLE_DB)
     if int(heard.sum()) < 2:
         return
@@ -66,12 +68,12 @@ def channel_findings_of(estimate: Clip, reference: Clip) -> Iterator[Finding]:
     upright = clear & ~inverted
     if bool(inverted.any()) and bool(upright.any()):
         text = f"{label}: {_numbers(inverted)} inverted against its reference, others are not"
-        yield Finding("inverted channel", f"{text}. {hint}")
+        yield Finding("inverted channel", f"{text}{hint}")
     if int(clear.sum()) > 1:
         spread = int(lags[clear].max() - lags[clear].min()) / estimate.rate
         if spread >= _UNLIKE_LAG_S:
             text = f"{label}: its channels are {1000 * spread:.1f} ms apart, against its reference"
-            yield Finding("channel delay", f"{text}. {hint}")
+            yield Finding("channel delay", f"{text}{hint}")
 
 
 def _levels_db(waves: Tensor) -> Tensor:

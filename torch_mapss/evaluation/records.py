@@ -2,8 +2,8 @@
 
 A record has ``rows`` (a dictionary per estimate: the rows of ``scores.csv``), ``item`` (values for
 the mixture and system as a whole), ``findings`` (pairs of kind and text) and ``files`` (path, size,
-modification time and SHA-256 of each reference and estimate that was scored). Where each channel was
-scored it also has ``channels``, the rows of ``channels.csv``.
+modification time and SHA-256 of each reference and estimate that was scored). Where each channel
+was scored it also has ``channels``, the rows of ``channels.csv``.
 """
 
 from __future__ import annotations

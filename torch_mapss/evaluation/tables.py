@@ -1,4 +1,4 @@
-"""Records of a run -> its tables: estimates, their channels, items (mixture and system), systems."""
+"""Records of a run -> its tables: estimates, channels, items (mixture and system), systems."""
 
 from __future__ import annotations
 
