@@ -26,6 +26,7 @@ extensions = [
     "command_reference",
     "mathml",
     "package_map",
+    "pictures",
 ]
 templates_path = [str(HERE / "templates")]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "fieldlist"]

@@ -24,7 +24,7 @@ from torch_mapss.evaluation.plots import (
 )
 from torch_mapss.evaluation.ratings import KEYS
 from torch_mapss.evaluation.text_page import Page, Table
-from torch_mapss.score_table import SCORES
+from torch_mapss.score_table import SCORES, score_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -151,7 +151,7 @@ class Correlation:
         for ax in axes.flat[len(rows) :]:
             ax.remove()
         for line in axes:
-            line[0].set_ylabel(f"rating: {question}")
+            line[0].set_ylabel(f"listeners: {question}, high is good", fontsize=8)
         self._add_track_legend(figure)
         return figure
 
@@ -164,14 +164,17 @@ class Correlation:
             chosen = (stimuli["track"] == track).to_numpy()
             style = {"color": color, "marker": marker, "markersize": 4, "linestyle": ""}
             ax.plot(x[chosen], stimuli.loc[chosen, "rating"], zorder=3, **style)
-        values = ", ".join(f"{method.upper()} {_number(row[method])}" for method in METHODS)
+        kinds = {"srcc": "SRCC (rank)", "pcc": "PCC (linear)"}
+        values = ", ".join(f"{kinds[method]} {_number(row[method])}" for method in METHODS)
         label = self.labels[row["measure"]]
         ax.set_title(f"{_title(row['scenario'], label)}\n{values}", fontsize=9)
         middle = max(float(np.median(np.abs(x))), 1e-12) if len(x) else 1.0
         if np.abs(x).max(initial=0.0) > _WIDE * middle:
             ax.set_xscale("symlog", linthresh=middle)
         lower = " (lower is better)" if is_turned(row["measure"]) else ""
-        ax.set_xlabel(f"{label}{lower}", fontsize=8)
+        measure = row["measure"]
+        name = score_label(measure) if measure in SCORES else label
+        ax.set_xlabel(f"{name}{lower}", fontsize=8)
         ax.tick_params(labelsize=7)
         ax.spines[["top", "right"]].set_visible(False)
 
@@ -192,8 +195,12 @@ class Correlation:
             for marker, color in styles.values()
         ]
         names = [short_name(str(track), 28) for track in styles]
-        placing: dict[str, Any] = {"loc": "outside lower center", "ncols": min(len(names), 4)}
-        figure.legend(handles, names, title="track", fontsize=7, frameon=False, **placing)
+        placing: dict[str, Any] = {"loc": "outside lower center", "ncols": min(len(names), 8)}
+        title = (
+            "A point is one system's output of a track; correlations are within tracks, averaged"
+        )
+        placing |= {"title": title, "title_fontsize": 8, "fontsize": 8, "frameon": False}
+        figure.legend(handles, names, **placing)
 
     def _latex(self, question: str) -> str:
         """As the paper lays it out; by hand, since pandas needs another package for it."""
