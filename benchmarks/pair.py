@@ -7,7 +7,8 @@ pair alone and for PS and PM alone, in turn in one process; processor seconds, t
 rounds. The real-time factor is preparing and scoring together over the duration.
 
 ``--before`` takes the package of another commit out of git into a temporary folder and runs the
-pair of both versions in two processes that work in turn, never at once.
+pair of both versions in two processes that work in turn, never at once: on voices, whose pauses
+0.4.0 did not score, and on noises without pauses, where both score the same frames.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ def step(mapss: MAPSS, estimates: torch.Tensor, bank: object, measures: tuple[st
     sum(getattr(scores, name).sum() for name in fields).backward()
 
 
-def works(seconds: float, encoder: str, names: tuple[str, ...]) -> dict[str, Callable[[], None]]:
+def works(
+    references: torch.Tensor, encoder: str, names: tuple[str, ...]
+) -> dict[str, Callable[[], None]]:
     """What is timed, by name, for some of the measures of ``SETS``."""
-    references = voices(seconds).unsqueeze(0)
     estimates = leaky(references)
     mapss = MAPSS(encoder)
 
@@ -67,10 +69,14 @@ def works(seconds: float, encoder: str, names: tuple[str, ...]) -> dict[str, Cal
 
 def answer(options: argparse.Namespace) -> None:
     """Run each step that a line of the input names; print its processor seconds."""
-    runs = works(options.seconds, options.encoder, (PAIR,))
+    works_of_signal = {
+        name: works(signal, options.encoder, (PAIR,))
+        for name, signal in signals(options.seconds).items()
+    }
     for line in sys.stdin:
+        signal, step = line.strip().split("/")
         start = time.process_time()
-        runs[line.strip()]()
+        works_of_signal[signal][step]()
         print(time.process_time() - start, flush=True)
 
 
@@ -83,8 +89,15 @@ def worker(package: Path, options: argparse.Namespace) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, **pipes)
 
 
+def signals(seconds: float) -> dict[str, torch.Tensor]:
+    """References (1, 2, T): voices, which pause, and noises, which do not."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    noises = 0.05 * torch.randn(1, 2, round(seconds * RATE), generator=generator)
+    return {"voices": voices(seconds).unsqueeze(0), "noises": noises}
+
+
 def asked(process: subprocess.Popen[str], name: str) -> float:
-    """Processor seconds of one step."""
+    """Processor seconds of one step, by signal and name."""
     assert process.stdin is not None
     assert process.stdout is not None
     print(name, file=process.stdin, flush=True)
@@ -98,18 +111,27 @@ def beside(options: argparse.Namespace, runs: list[str]) -> str:
         packed = subprocess.run(archive, stdout=subprocess.PIPE, check=True).stdout
         subprocess.run(["tar", "-x", "-C", folder], input=packed, check=True)
         with worker(Path(folder), options) as before, worker(HERE.parent, options) as now:
-            for name in runs:  # to warm up
-                asked(before, name), asked(now, name)
             rows = []
-            for name in runs:
-                seconds = [(asked(before, name), asked(now, name)) for _ in range(options.rounds)]
-                least_before, least_now = (min(column) for column in zip(*seconds))
-                ratio = f"{least_now / least_before:.2f}"
-                rows.append([name, f"{least_before:.3f}", f"{least_now:.3f}", ratio])
+            for signal in signals(options.seconds):
+                total = [0.0, 0.0]
+                for name in runs:
+                    step = f"{signal}/{name}"
+                    asked(before, step), asked(now, step)  # to warm up
+                    turns = [(asked(before, step), asked(now, step)) for _ in range(options.rounds)]
+                    least = [min(column) for column in zip(*turns)]
+                    total = [a + b for a, b in zip(total, least)]
+                    rows.append(row_of(signal, name, least))
+                rows.append(row_of(signal, "all three", total))
             for process in (before, now):
                 assert process.stdin is not None
                 process.stdin.close()
-    return table(["step", f"{options.before} s", "now s", "now to before"], rows)
+    return table(["signal", "step", f"{options.before} s", "now s", "now to before"], rows)
+
+
+def row_of(signal: str, step: str, seconds: list[float]) -> list[str]:
+    """A row of the table of two versions."""
+    before, now = seconds
+    return [signal, step, f"{before:.3f}", f"{now:.3f}", f"{now / before:.2f}"]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -126,21 +148,21 @@ def main() -> None:
     if options.answer:
         answer(options)
         return
-    estimates = leaky(voices(options.seconds).unsqueeze(0))
-    mapss = MAPSS(options.encoder)
+    references = voices(options.seconds).unsqueeze(0)
+    estimates, mapss = leaky(references), MAPSS(options.encoder)
 
     def encode() -> None:
         with torch.no_grad():
             mapss.encoder(estimates)
 
-    runs = {"encoding the estimates": encode} | works(options.seconds, options.encoder, (*SETS,))
+    runs = {"encoding the estimates": encode} | works(references, options.encoder, (*SETS,))
     best = in_turn(runs, options.rounds)
     rows = []
     for name, seconds in best.items():
         of_paper = best.get(name.replace(PAIR, PAPER), 0.0)
         ratio = f"{seconds / of_paper:.3f}" if PAIR in name else ""
         rows.append([name, f"{seconds:.3f}", ratio])
-    bank = mapss.prepare(voices(options.seconds), measures="decomposition")
+    bank = mapss.prepare(references, measures="decomposition")
     frames, pauses = (len(clips) for clips in (bank.groups[0].scored, bank.groups[0].pauses))
     print(
         f"{options.seconds:g} s, 2 sources at {RATE} Hz, encoder {options.encoder}, {frames} "

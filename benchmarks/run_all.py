@@ -30,7 +30,7 @@ PAGE = HERE / "RESULTS.md"
 # Name of the script -> title and what it is asked.
 SECTIONS: dict[str, tuple[str, list[str]]] = {
     "core": ("Kernels", []),
-    "pair": ("Clearance and fidelity beside PS and PM", []),
+    "pair": ("Clearance and fidelity beside PS and PM, and 0.4.0", ["--before", "d0e31ac"]),
     "training_step": ("A training step", []),
     "sets": ("Whole sets", ["--short", "200", "--songs", "2"]),
     "scaling": ("Duration, sources, systems: time and memory", []),

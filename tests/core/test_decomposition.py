@@ -188,6 +188,32 @@ def test_what_rests_must_be_finite_for_its_own_output_alone():
         F.clearance(y, r, d, active=active)
 
 
+@pytest.mark.parametrize("sources", [2, 3])
+def test_graphs_without_a_foreign_point_are_left_out_where_values_may_be_read(sources):
+    """While one source plays alone nothing can leak into its own output."""
+    y, r, d, others = scene(4, sources=sources)
+    active = torch.ones(4, sources, dtype=torch.bool)
+    active[1, 1:] = active[2, :-1] = False
+    scores_by_reading, gradients, counts = [], [], []
+    for may_sync in (True, False):
+        leaf = y.clone().requires_grad_()
+        points = Points(leaf, r, d, tuple(range(sources)), active, others=others)
+        scores, _ = decomposition_scores(points, Settings(), may_sync)
+        (scores["clearance"].sum() + scores["distortion_ratio"].sum()).backward()
+        scores_by_reading.append(scores)
+        gradients.append(leaf.grad)
+        counts.append(len(output_graphs(points, may_sync)[0].kernel))
+    assert counts == [4 * sources - 2, 4 * sources]
+    for name, values in scores_by_reading[0].items():
+        torch.testing.assert_close(values, scores_by_reading[1][name], rtol=0, atol=1e-10)
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-10)
+    assert not scores_by_reading[0]["clearance_defined"][1, 0]
+    broken = y.clone()
+    broken[1, 0] = torch.nan  # an output that has no score there
+    points = Points(broken, r, d, tuple(range(sources)), active, others=others)
+    assert decomposition_scores(points, Settings(), True)[0]["clearance"].isfinite().all()
+
+
 def test_the_sum_enters_only_where_two_others_are_active():
     y, r, d, others = scene(2, sources=3)
     active = torch.tensor([True, True, False])

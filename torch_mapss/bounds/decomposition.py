@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss.bounds.settings import BoundSettings
-from torch_mapss.core.decomposition import Graphs, decomposed, scored_graphs
+from torch_mapss.core.decomposition import Graphs, decomposed, scored_graphs, spread
 from torch_mapss.core.frame_batches import Score, Scored
 from torch_mapss.core.points import Points
 from torch_mapss.core.settings import Settings
@@ -110,10 +110,9 @@ def _left_out(graphs: Graphs, points: Points, settings: Settings) -> LeftOut:
         clearances.append(scores.clearance)
         distorted = scores.distortion_ratio.clamp(max=1.0).square()
         distortions.append(torch.where(scores.fidelity_defined, distorted, 0.0))
-    shape = points.frames, len(points.attributed), s, p
     members = graphs.present[:, n - s * p :]
     parts = torch.cat(clearances), torch.cat(distortions), members
-    return LeftOut(*(part.reshape(shape) for part in parts))
+    return LeftOut(*(spread(x, graphs.index, points).unflatten(-1, (s, p)) for x in parts))
 
 
 def _half_width(values: Tensor, members: Tensor, confidence: float) -> Tensor:

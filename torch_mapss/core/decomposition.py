@@ -70,7 +70,7 @@ class Decomposition(NamedTuple):
 
 
 class Graphs(NamedTuple):
-    """One graph per output and frame, G = F * S'.
+    """One graph per output and frame, G = F * S' or fewer (see :func:`needed_graphs`).
 
     Points come in the order output, references, sum of the others (if any), distortions.
     """
@@ -81,6 +81,7 @@ class Graphs(NamedTuple):
     own_active: Tensor  # (G,) bool
     foreign: Tensor  # (G, J) bool, which of the references and of the sum are foreign points
     defined: Tensor  # (G,) bool: another source is active, and the bandwidth is not zero
+    index: Tensor  # (G,) int64: frame * S' + output
 
 
 def decomposition_scores(
@@ -104,8 +105,23 @@ def scored_graphs(
     steps = whole_steps(settings.time)
     graphs, again = output_graphs(points, may_sync)
     parts = decomposed(graphs, graphs.present.unsqueeze(1), settings.alpha, steps)
-    shape = points.frames, len(points.attributed)
-    return {n: x.squeeze(1).reshape(shape) for n, x in parts._asdict().items()}, graphs, again
+    values = {n: spread(x.squeeze(1), graphs.index, points) for n, x in parts._asdict().items()}
+    return values, graphs, again
+
+
+def spread(values: Tensor, index: Tensor, points: Points) -> Tensor:
+    """Values (G, ...) of graphs as those of all outputs (F, S', ...), 0 where there is no graph.
+
+    Args:
+        values: of the graphs.
+        index: (G,) see :class:`Graphs`.
+        points: that the graphs are of.
+    """
+    count = len(points.attributed)
+    if len(values) < points.frames * count:
+        blank = values.new_zeros(points.frames * count, *values.shape[1:])
+        values = blank.index_copy(0, index, values)
+    return values.unflatten(0, (points.frames, count))
 
 
 def whole_steps(time: float) -> int:
@@ -138,18 +154,35 @@ def output_graphs(points: Points, may_sync: bool) -> tuple[Graphs, Tensor]:
     check_sources(s)
     if s < 3:  # the sum of one other source is that source
         points = points._replace(others=None)
-    parts = _parts(points)
-    x = joined(*parts)
     present, foreign = _presence(points)
-    again = _check_finite(x, present, points, may_sync)
+    needed = needed_graphs(points, foreign, may_sync)
+    parts = _parts(points)
+    own = points.source_index().repeat(points.frames)
+    own_active = points.of_outputs(presence(points)[0]).flatten()
+    index = torch.arange(len(own), device=own.device)
+    if needed is not None:
+        parts = [group.index_select(0, needed.to(group.device)) for group in parts]
+        flags = present, foreign, own, own_active, index
+        present, foreign, own, own_active, index = (x.index_select(0, needed) for x in flags)
+    x = joined(*parts)
+    again = _check_finite(x, present, index, points, may_sync)
     complete = points.active is None and points.mask is None
     valid = None if complete else present
     kernel, _, degenerate, imprecise = gaussian_kernel(x, parts, valid, may_sync)
-    own = points.source_index().repeat(points.frames)
-    own_active = points.of_outputs(presence(points)[0]).flatten()
     defined = foreign.any(-1) & ~degenerate
-    graphs = Graphs(kernel, present, own, own_active, foreign, defined)
+    graphs = Graphs(kernel, present, own, own_active, foreign, defined, index)
     return graphs, again | imprecise.any()
+
+
+def needed_graphs(points: Points, foreign: Tensor, may_sync: bool) -> Tensor | None:
+    """Which graphs have a foreign point, where values may be read; None: all are made.
+
+    While one source plays alone, nothing can leak into its own output.
+    """
+    if points.active is None or not may_sync:
+        return None
+    needed = foreign.any(-1).nonzero().squeeze(-1)
+    return needed if 0 < len(needed) < len(foreign) else None
 
 
 def _parts(points: Points) -> list[Tensor]:
@@ -184,14 +217,16 @@ def _presence(points: Points) -> tuple[Tensor, Tensor]:
     return torch.cat(parts, -1).flatten(0, 1), foreign.flatten(0, 1)
 
 
-def _check_finite(x: Tensor, present: Tensor, points: Points, may_sync: bool) -> Tensor:
+def _check_finite(
+    x: Tensor, present: Tensor, index: Tensor, points: Points, may_sync: bool
+) -> Tensor:
     """Raise for non-finite points; without ``may_sync`` zero their graphs and return True."""
     broken = broken_points(x, present)
     if not may_sync:
         x.masked_fill_(broken.any(-1)[:, None, None], 0.0)
         return broken.any()
     s = points.sources
-    flags = broken.unflatten(0, (points.frames, len(points.attributed)))
+    flags = spread(broken, index, points)
     sums = 1 + s + (points.others is not None)
     members = flags[..., sums:].any(1)
     refuse_broken(torch.cat([flags[..., 0], flags[..., 1 : 1 + s].any(1), members], -1), points)
