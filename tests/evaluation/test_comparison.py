@@ -91,7 +91,7 @@ def test_pairs_that_cannot_reject_leave_the_family():
 def test_systems_and_measures_can_be_chosen():
     rows = item_rows(spread(LEVELS), ("clearance", "ps", "log_pm"))
     assert len(compared(rows, systems=["low", "high"]).pairs) == 3
-    with pytest.raises(ValueError, match="systems must be of those of the results"):
+    with pytest.raises(ValueError, match="systems must be among those of the results"):
         compared(rows, systems=["lwo"])
     assert compared(rows, measures=["match", "clearance"]).measures == ("clearance", "log_pm")
     with pytest.raises(ValueError, match="measures must be of clearance, ps, log_pm, "):
@@ -210,7 +210,7 @@ def test_undefined_mixtures_are_paired_out_and_counted():
     common = [mixture for mixture in range(12) if mixture not in (3, 5)]
     for name, values in scores.items():
         assert means[name] == pytest.approx(np.mean(np.array(values)[common]))
-    assert "Ranked are the mixtures in which all systems have a score" in comparison.summary()
+    assert "Systems are ranked on the mixtures that all of them have" in comparison.summary()
 
 
 def test_weights_move_means_and_no_ranks():

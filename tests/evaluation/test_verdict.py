@@ -108,7 +108,7 @@ def test_another_system_that_is_first_more_often_is_an_objection():
     }
     assert one_score(scores)[0] == (
         "No system is best on PS: A has the best mean, but B is ahead of all others in 3 of 7 "
-        "mixtures, it in 1"
+        "mixtures, A in only 1"
     )
 
 

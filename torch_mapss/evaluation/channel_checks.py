@@ -1,8 +1,7 @@
-"""Faults of single channels, which the mean of the channels, that is scored, hides.
+"""Faults in single channels, which scoring the mean of the channels would hide.
 
-A stereo estimate with one dead channel scores as the other channel does. Each channel of an
-estimate is compared with the same channel of its reference: whether it sounds, its polarity, its
-delay.
+A stereo estimate with one dead channel scores like its other channel. Each channel of an estimate
+is compared with the same channel of its reference: whether it is silent, its polarity, its delay.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ from torch import Tensor
 from torch_mapss.audio import estimate_lag
 from torch_mapss.evaluation.audio_input import Clip
 
-_DEAD_DB = -60.0  # of a channel beside the loudest of its clip
-_AUDIBLE_DB = -40.0  # of the same channel of the reference
+_DEAD_DB = -60.0  # level of a channel relative to the loudest of its clip
+_AUDIBLE_DB = -40.0  # same for the channel of the reference
 _LONGEST_LAG_S = 0.05
-_UNLIKE_LAG_S = 0.0005  # between channels: a comb filter in their mean
-_LEAST_CORRELATION = 0.3  # with the reference, from which polarity and delay can be told
+_UNLIKE_LAG_S = 0.0005  # lag between channels that makes their mean a comb filter
+_LEAST_CORRELATION = 0.3  # with the reference, for polarity and delay to be clear
 
 
 class Finding(NamedTuple):
-    """One thing that a reader of the scores must know."""
+    """A fact about the signals that readers of the scores must know."""
 
     kind: str  # a word: silent, faint, channels, offset, lag, rate, band, twins, sum, same, ...
     text: str  # a sentence that names the signals and says what to do
 
 
 def channel_findings_of(estimate: Clip, reference: Clip) -> Iterator[Finding]:
-    """What the channels of an estimate have that those of its reference have not."""
+    """Find faults of an estimate's channels, each relative to that of the reference."""
     if estimate.native is None or reference.native is None:
         return
     if estimate.channels != reference.channels or estimate.channels < 2:

@@ -1,7 +1,7 @@
-"""Which system is better: the systems of one or more results folders, ranked and tested.
+"""Comparison of the systems in one or more results folders, with ranking and tests.
 
-Everything is over *mixtures*, one number per mixture and system (the rows of ``items.csv``), by the
-intervals, tests and groups of :mod:`torch_mapss.evaluation.significance`.
+All statistics are over *mixtures*, with one number per mixture and system (the rows of
+``items.csv``); :mod:`torch_mapss.evaluation.significance` has the intervals, tests and groups.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-# More names of sources are names of files rather than of instruments, and fill no table.
+# More source names than this are names of files rather than of instruments, and get no table.
 _MOST_SOURCES = 8
-# Up to so many systems every two of them are printed, else those with the best one.
+# Up to this many systems all pairs are printed, else only those with the best system.
 _FEW_SYSTEMS = 3
 _MOST_FAILURES = 5
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Ranking of the systems, and tests of every two of them, for every measure."""
+    """Ranking of the systems, and tests of each two of them, for each score."""
 
     pairs: DataFrame = field(repr=False)  # comparison.csv: every two systems
-    ranking: DataFrame = field(repr=False)  # ranking.csv: the systems of a measure, best first
+    ranking: DataFrame = field(repr=False)  # ranking.csv: the systems by score, best first
     sources: DataFrame = field(repr=False)  # sources.csv: the means of every source name
     controls: DataFrame = field(repr=False)  # means of hidden references and anchors
     scores: ComparedScores = field(repr=False)
-    alpha: float  # groups are of tests at this level
-    confidence: float  # of the intervals
-    weight: str  # of mixtures, one of WEIGHTS
-    unlike_lags: str = ""  # a sentence on systems that come late or early
-    remarks: tuple[str, ...] = ()  # sentences on runs under way and on scores at their ceiling
+    alpha: float  # level of the tests and groups
+    confidence: float  # confidence of the intervals
+    weight: str  # weighting of mixtures, one of WEIGHTS
+    unlike_lags: str = ""  # sentence on systems that are late or early
+    remarks: tuple[str, ...] = ()  # sentences on unfinished runs and on scores at their ceiling
 
     @property
     def values(self) -> Mapping[str, DataFrame]:
-        """By measure: mixtures x systems, NaN where there is no score."""
+        """Tables by score: mixtures x systems, NaN where there is no score."""
         return self.scores.values
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """What is compared, in order."""
+        """Names of the scores compared, in order."""
         return tuple(self.values)
 
     @property
@@ -71,7 +71,7 @@ class Comparison:
         return self.scores.systems
 
     def answer(self) -> str:
-        """One sentence: which system is best on what, in how many mixtures, and if that holds."""
+        """Sentence: which system is best, in how many mixtures, and whether significantly."""
         sentence = verdict.answer(self.scores, self.ranking, self.pairs, self.alpha)
         if self.unlike_lags and len(self.systems) > 1:
             lags = "; but the systems are not equally aligned with their references, see --align."
@@ -79,7 +79,7 @@ class Comparison:
         return sentence
 
     def summary(self) -> str:
-        """The answer in a sentence, the tables behind it, and what can and cannot be concluded."""
+        """The answer in a sentence, the tables behind it, and notes on how to read them."""
         return self._page().text()
 
     __str__ = summary
@@ -88,7 +88,7 @@ class Comparison:
         return self._page().html()
 
     def shown_pairs(self) -> DataFrame:
-        """The rows of ``pairs`` to read: tested, and of many systems those with the best one."""
+        """Rows of ``pairs`` to print: those tested; of many systems, those with the best."""
         tested = self.pairs[self.pairs["p_holm"].notna()]
         if len(self.systems) <= _FEW_SYSTEMS:
             return tested
@@ -146,7 +146,7 @@ class Comparison:
         return f"{100 * self.confidence:g} % interval"
 
     def notes(self) -> list[str]:
-        """What a reader of the tables must know, sentence by sentence."""
+        """Notes for readers of the tables, one sentence each."""
         lower = [SCORES[m].label for m in self.measures if not SCORES[m].higher_is_better]
         lines = [
             *filter(None, [self.unlike_lags]),
@@ -160,8 +160,8 @@ class Comparison:
             lines.append(f"Intervals over fewer than {significance.FEW} mixtures are too narrow.")
         if self.ranking["left_out"].any():
             lines.append(
-                "Ranked are the mixtures in which all systems have a score, tested all that both "
-                "have. `compare --systems` leaves systems out."
+                "Systems are ranked on the mixtures that all of them have, and tested on those "
+                "that both have. `compare --systems` leaves systems out."
             )
         if len(self.systems) > _FEW_SYSTEMS:
             lines.append("Tests: those with the best system; `compare --out` writes all.")
@@ -169,7 +169,8 @@ class Comparison:
             lines.append("Means of single sources: sources.csv, of `compare --out`.")
         lines += self._missing_notes()
         if self.weight != "equal":
-            lines.append(f"Means and intervals, not tests, weigh mixtures by {self.weight}.")
+            weighted = f"Means and intervals (but not the tests) are weighted by {self.weight}."
+            lines.append(weighted)
         for measure, system in self.ranking[["measure", "system"]].to_numpy():
             subject = f"{SCORES[measure].label} of {system}"
             warnings = tables.mean_warnings(self.scores, measure, system)
@@ -177,7 +178,7 @@ class Comparison:
         return [*lines, *self._failures()]
 
     def _missing_notes(self) -> list[str]:
-        """Sources that one system left out and another one estimated."""
+        """Notes on sources that one system left out and another one estimated."""
         if not (unlike := int(self.scores.unlike.sum())):
             return []
         counts = []
@@ -200,15 +201,15 @@ class Comparison:
             for (system, mixture), reason in self.scores.failures.items()
         ]
         if (more := len(lines) - _MOST_FAILURES) > 0:
-            lines[_MOST_FAILURES:] = [f"Failed: {more} more mixtures of one system each."]
+            lines[_MOST_FAILURES:] = [f"Failed: {more} more pairs of mixture and system."]
         return lines
 
     def plot(self, measure: str | None = None) -> Figure:
-        """The mixtures of every system as a box plot, with mean, interval and letters.
+        """Box plot of the mixtures of each system, with means, intervals and letters.
 
         Args:
-            measure: one of ``measures``, the first by default; or ``"scatter"``, fidelity over
-                clearance (log PM over PS where the results lack those).
+            measure: a score of ``measures``, the first by default; or ``"scatter"``, fidelity over
+                clearance (log PM over PS if the results lack those).
 
         Returns:
             The figure.
@@ -228,7 +229,7 @@ class Comparison:
         return figure
 
     def _figures(self) -> dict[str, tuple[str, ...]]:
-        """The measures of every figure that can be drawn."""
+        """Scores in each figure that can be drawn."""
         pairs = (("clearance", "fidelity"), ("ps", "log_pm"), ("ps", "pm"))
         computed = [axes for axes in pairs if {*axes} <= {*self.measures}]
         figures: dict[str, tuple[str, ...]] = {measure: (measure,) for measure in self.measures}
@@ -242,14 +243,14 @@ class Comparison:
         Each file is replaced in one step.
 
         Args:
-            folder: is made if need be.
-            plots: draw a box plot per measure and the scatter plot as well.
+            folder: path of the folder, made if need be.
+            plots: whether to draw a box plot per score, and the scatter plot.
 
         Returns:
             The files written.
 
         Raises:
-            ImportError: matplotlib is missing and plots are wanted.
+            ImportError: plots were asked for but matplotlib is missing.
             ValueError: the folder cannot be written to.
         """
         folder = io.make_folder(folder)
@@ -268,7 +269,7 @@ class Comparison:
 
 
 def _mean_cells(row: Any, name: str, value: float) -> list[str]:
-    """Measure, system or systems, n, mean and interval."""
+    """Cells of a row: score, system or systems, n, mean and interval."""
     mean, low, high = (score_text(row.measure, x) for x in (value, row.low, row.high))
     interval = "-" if low == "-" else f"[{low}, {high}]"
     mark = " †" if "at the ceiling" in row.note else ""
@@ -289,29 +290,29 @@ def compare(
     weight: str = "equal",
     seed: int = 0,
 ) -> Comparison:
-    """Rank and test the systems of results over the mixtures that they share.
+    """Rank and test the systems of results on the mixtures that they share.
 
     Args:
-        results: a folder that ``torch-mapss evaluate`` wrote, also one whose run is not over, what
+        results: a folder that ``torch-mapss evaluate`` wrote or is writing, a result of
             :func:`~torch_mapss.evaluation.results.load_results` or
-            :func:`torch_mapss.evaluate_set` returned, or several of either: they are joined, if
-            all were scored with the same settings.
-        systems: only these; all by default.
-        measures: only these, by names of measures and of scores; all by default.
+            :func:`torch_mapss.evaluate_set`, or several of these, which are joined if all were
+            scored with the same settings.
+        systems: names of the systems to compare; all by default.
+        measures: names of the measures or scores to compare; all by default.
         controls: rank hidden references and anchors (systems ``control:NAME``) as well. By default
-            they have a table of their own; a control that ``systems`` names is ranked.
-        alpha: level of the tests, after Holm's correction over the systems of a measure.
-        confidence: of the intervals.
-        weight: of mixtures in means and intervals: "equal"; "duration", by their seconds; or
-            "sources", by the number of their references. Rank tests have no weights.
-        seed: of the bootstrap.
+            they get a separate table; a control named in ``systems`` is ranked.
+        alpha: level of the tests, after Holm's correction over all pairs of systems in a score.
+        confidence: confidence of the intervals.
+        weight: weights of mixtures in means and intervals: "equal"; "duration", by their seconds;
+            or "sources", by the number of their references. Rank tests have no weights.
+        seed: seed of the bootstrap.
 
     Returns:
         A :class:`Comparison`.
 
     Raises:
-        ValueError: results of unlike settings or references, of the same mixture and system
-            twice with unlike scores, an unknown system, or an option out of its range.
+        ValueError: results differ in settings or references, a mixture and system occur twice with
+            different scores, a system is unknown, or an option is out of range.
     """
     import pandas
 
@@ -347,7 +348,7 @@ def compare(
 
 
 def check_alike(results: Sequence[Results]) -> None:
-    """Raise ValueError for results of unlike settings, or of unlike references under one name."""
+    """Raise ValueError if results differ in settings, or in the references under one name."""
     for other in results[1:]:
         problems = [*_unlike_settings(results[0], other)]
         if names := _unlike_references(results[0], other):

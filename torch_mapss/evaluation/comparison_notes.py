@@ -1,4 +1,4 @@
-"""What may decide a comparison besides how the systems sound, and where a score stops telling."""
+"""Caveats of a comparison: lags, unfinished runs, and scores at their ceiling."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from torch_mapss.evaluation.comparison_tables import ComparedScores
     from torch_mapss.evaluation.results import Results
 
-#: Scores that many frames reach the highest value of, and what tells outputs apart there.
+# : Scores with a ceiling that many frames reach -> scores that still tell outputs apart there.
 TELLS_APART = {"clearance": "SIR (--measures bss) and fidelity"}
-# Lags further apart move scores: 2 ms take PM from 0.98 to 0.94.
+# Lags that differ by more move scores: 2 ms lower PM from 0.98 to 0.94.
 _LEAST_LAG_MS = 2.0
 
 
 def ceiling_shares(
     results: Sequence[Results], scores: ComparedScores
 ) -> dict[tuple[str, str], float]:
-    """By measure and system, the share of scored frames that have the highest value.
+    """Share of scored frames at the highest value, by score and system.
 
-    Of the scores in :data:`TELLS_APART`, and of systems whose mean leaves it possible that more
-    than half of the frames do; frames that cannot be read do not count.
+    Only for the scores in :data:`TELLS_APART`, and for systems whose mean allows more than half of
+    the frames to be there. Frames that cannot be read do not count.
     """
     names = [name for name in TELLS_APART if name in scores.values and name in FRAME_SCORES]
     candidates = {
@@ -55,7 +55,7 @@ def ceiling_shares(
 
 
 def unfinished(results: Sequence[Results]) -> Iterator[str]:
-    """Sentences about folders whose run is not over."""
+    """Sentences about folders whose run is not finished."""
     for folder in results:
         expected = sum(len(entry["systems"]) for entry in folder.entries.values())
         scored = len(folder.items.drop_duplicates(["mixture_id", "system"]))
@@ -67,7 +67,7 @@ def unfinished(results: Sequence[Results]) -> Iterator[str]:
 
 
 def unlike_lags(scores: ComparedScores) -> str:
-    """A sentence about systems that come late or early by one lag, which scores count; or none."""
+    """Sentence about systems that are late or early by a constant lag; "" if there are none."""
     lags_by_system = _lags_of_systems(scores)
     lags = lags_by_system.values()
     if not lags_by_system or max(lags) - min(lags) < _LEAST_LAG_MS:
@@ -82,7 +82,7 @@ def unlike_lags(scores: ComparedScores) -> str:
 
 
 def _lags_of_systems(scores: ComparedScores) -> dict[str, float]:
-    """The lag in ms that most outputs of a system have, of the systems that have such a one."""
+    """Lag in ms that most outputs of a system share, by system; others are left out."""
     if "lag_ms" not in scores.rows:
         return {}
     lags = scores.rows["lag_ms"].astype(float)
@@ -106,7 +106,7 @@ def _direction(lag_ms: float) -> str:
 
 
 def ceiling_notes(ceilings: Mapping[tuple[str, str], float]) -> Iterator[str]:
-    """Sentences about scores that most frames reach the highest value of."""
+    """Sentences about scores of which most frames are at the ceiling."""
     for name, remedy in TELLS_APART.items():
         systems = {
             system: share

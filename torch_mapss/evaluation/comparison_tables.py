@@ -1,4 +1,4 @@
-"""Rows of ``items.csv`` -> tables of a comparison: every two systems, and their ranking.
+"""Tables of a comparison from the rows of ``items.csv``: pairs of systems, and their ranking.
 
 Systems are *ranked* on the mixtures in which all of them have a score: means over other mixtures
 would compare the mixtures. Two systems are *tested* on all mixtures in which both have a score.
@@ -33,21 +33,21 @@ RANKING_COLUMNS = (
 SOURCE_COLUMNS = ("measure", "source", "system", "n", "mean")
 CONTROL_COLUMNS = ("measure", "system", "n", "mean")
 _APPROXIMATE = f"interval approximate (n < {FEW})"
-#: How mixtures may be weighted, and the column of ``items.csv`` that says how much each counts.
+# : Weightings of mixtures -> column of ``items.csv`` that holds the weight.
 WEIGHTS = {"equal": "given", "duration": "seconds", "sources": "references"}
 _ITEM = ["mixture_id", "system"]
 
 
 @dataclass(frozen=True)
 class ComparedScores:
-    """One number per mixture, system and measure."""
+    """One number per mixture, system and score."""
 
-    values: Mapping[str, DataFrame] = field(repr=False)  # by measure: mixtures x systems, or NaN
+    values: Mapping[str, DataFrame] = field(repr=False)  # by score: mixtures x systems, or NaN
     errors: Mapping[str, DataFrame] = field(repr=False)  # likewise: standard errors of excerpts
-    given: DataFrame = field(repr=False)  # likewise, bool: the system was to be scored
+    given: DataFrame = field(repr=False)  # likewise, bool: whether the system was to be scored
     weights: Series = field(repr=False)  # by mixture
     failures: Mapping[tuple[str, str], str]  # (system, mixture) -> reason
-    rows: DataFrame = field(repr=False)  # of every estimate, by mixture and source
+    rows: DataFrame = field(repr=False)  # rows of every estimate, by mixture and source
     _differences: dict[tuple[str, str, str], Series] = field(default_factory=dict, repr=False)
     _ranked: dict[str, DataFrame] = field(default_factory=dict, repr=False)
 
@@ -57,12 +57,12 @@ class ComparedScores:
         return tuple(map(str, self.given))
 
     def ranked_values(self, measure: str) -> DataFrame:
-        """(mixtures x systems) scores to rank by, over what all systems have.
+        """(mixtures x systems) scores to rank by, restricted to what all systems have.
 
         These are the mixtures in which all have a score and, where some left out sources, the mean
-        over the sources that all estimated. A system without any score of the measure is no reason
-        to leave a mixture out. Where no mixture has a score of all, every system has those of its
-        own mixtures: means to look at, which rank nothing (:meth:`can_rank`).
+        over the sources that all estimated. A system without any value of this score does not
+        exclude mixtures. If no mixture has a score for all systems, each system keeps the scores of
+        its own mixtures, whose means are only for information (see :meth:`can_rank`).
         """
         if measure not in self._ranked:
             values = self.values[measure]
@@ -73,13 +73,13 @@ class ComparedScores:
         return self._ranked[measure]
 
     def can_rank(self, measure: str) -> bool:
-        """Whether there is a mixture in which all systems with any score have one."""
+        """Whether at least one mixture has a score for all systems that have any."""
         values = self.ranked_values(measure)
         systems = values.columns[self.values[measure].notna().any()]
         return bool(values[systems].notna().all(axis=1).any())
 
     def _over_shared_sources(self, measure: str, values: DataFrame) -> DataFrame:
-        """Scores whose means are over the sources that all systems of a mixture estimated."""
+        """Scores whose means use only the sources that all systems estimated in a mixture."""
         if not self.unlike.any():
             return values
         rows = self.rows[self.unlike[self.rows.index.get_level_values("mixture_id")].to_numpy()]
@@ -92,12 +92,12 @@ class ComparedScores:
         return values
 
     def lead(self, measure: str, system: str, rival: str) -> Series:
-        """By mixture, how much better ``system`` is: positive is better, NaN where one lacks."""
+        """By mixture, how much better ``system`` is than ``rival``; NaN if one has no score."""
         direction = 1.0 if SCORES[measure].higher_is_better else -1.0
         return direction * self.difference(measure, system, rival)
 
     def difference(self, measure: str, a: str, b: str) -> Series:
-        """By mixture, ``a`` less ``b``; over the sources of both where one left out sources."""
+        """By mixture, ``a`` minus ``b``, over their common sources if one left out some."""
         key = measure, a, b
         if key not in self._differences:
             self._differences[key] = self._difference(measure, a, b)
@@ -117,14 +117,14 @@ class ComparedScores:
 
     @cached_property
     def unlike(self) -> Series:
-        """By mixture, whether a system left out sources that another one estimated."""
+        """By mixture, whether a system left out sources that another system estimated."""
         mixtures = self.rows.groupby("mixture_id")
         by_source = self.rows.groupby(["mixture_id", "source"]).size()
         fewest = by_source.groupby("mixture_id").min()
         return (fewest < mixtures["system"].nunique()).reindex(self.given.index, fill_value=False)
 
     def missing_estimates(self) -> dict[str, dict[str, list[str]]]:
-        """By system, the sources that it lacks in each mixture, though another system has them."""
+        """By system and mixture, the sources that it lacks although another system has them."""
         mixtures, sources = self.rows.index.get_level_values(0), self.rows.index.get_level_values(1)
         everywhere = {*zip(mixtures, sources)}
         missing: dict[str, dict[str, list[str]]] = {}
@@ -138,11 +138,11 @@ class ComparedScores:
 def compared_scores(
     items: DataFrame, rows: DataFrame, weight: str, systems: Sequence[str] | None, controls: bool
 ) -> ComparedScores:
-    """Of the rows of ``items.csv`` and ``scores.csv``; the rest as for :func:`torch_mapss.compare`.
+    """Scores to compare, from the rows of ``items.csv`` and ``scores.csv``.
 
     Raises:
-        ValueError: the same mixture and system twice with unlike scores, an unknown system, or no
-            system left.
+        ValueError: a mixture and system occur twice with different scores, a system is unknown, or
+            none is left.
     """
     items = _chosen(_one_spelling(items, _ITEM), systems, controls)
     measures = list(present(items, ranked=True))
@@ -165,7 +165,7 @@ def compared_scores(
     scored = {measure: wide for measure, wide in values.items() if wide.notna().any(axis=None)}
     errors = {name: table(f"{name}_se") for name in measures if f"{name}_se" in items}
     weights = table(WEIGHTS[weight]).max(axis=1)
-    weights = weights.where(weights > 0.0, 1.0)  # a failed mixture has no score and no length
+    weights = weights.where(weights > 0.0, 1.0)  # failed mixtures have no score and no duration
     failed = items[items["status"] == "failed"]
     reasons = dict(zip(zip(failed["system"], failed["mixture_id"]), failed["reason"]))
     key = [*_ITEM, "source"]
@@ -176,7 +176,7 @@ def compared_scores(
 
 
 def _one_spelling(table: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """The same text in two Unicode forms is one name, in the form that comes first."""
+    """Unify names that differ only in their Unicode form; the first form is kept."""
     spelled = {
         column: table.groupby(table[column].map(io.same_name))[column].transform("first")
         for column in columns
@@ -191,7 +191,7 @@ def without_controls(names: Sequence[str]) -> list[str]:
 
 
 def _chosen(items: DataFrame, systems: Sequence[str] | None, controls: bool) -> DataFrame:
-    """The rows of the systems to compare; a control is one if it is named or asked for."""
+    """Rows of the systems to compare, including controls that are named or asked for."""
     spellings = {io.same_name(name): name for name in items["system"]}
     if systems is None:
         wanted = [*spellings] if controls else without_controls([*spellings])
@@ -200,7 +200,7 @@ def _chosen(items: DataFrame, systems: Sequence[str] | None, controls: bool) -> 
     names = [spellings.get(name) for name in wanted]
     if spellings and (None in names or not names):
         raise ValueError(
-            "systems must be of those of the results, "
+            "systems must be among those of the results, "
             f"{io.listed(map(repr, spellings.values()), 12)}, got "
             f"{io.listed(map(repr, wanted))}."
         )
@@ -214,9 +214,9 @@ def comparison_and_ranking(
     bootstrap: Bootstrap,
     ceilings: Mapping[tuple[str, str], float],
 ) -> tuple[DataFrame, DataFrame]:
-    """``comparison.csv`` and ``ranking.csv``, measure after measure.
+    """Tables ``comparison.csv`` and ``ranking.csv``, one score after the other.
 
-    ``ceilings``: by measure and system, the share of frames at the highest value.
+    ``ceilings``: share of frames at the highest value, by score and system.
     """
     import pandas
 
@@ -233,10 +233,11 @@ def comparison_and_ranking(
 
 
 def _means(scores: ComparedScores, bootstrap: Bootstrap) -> DataFrame:
-    """n, mean, low, high: of every system over the mixtures of all, of differences of every two.
+    """Means with intervals: of each system, and of the differences of each two systems.
 
-    Rows of a system alone have no ``system_b``. All are made at once, since columns that are
-    defined in the same mixtures share their samples.
+    Columns are n, mean, low and high; rows without ``system_b`` are single systems, over the
+    mixtures that all have. One table holds both, because columns that are defined in the same
+    mixtures share their bootstrap samples.
     """
     from pandas import DataFrame
 
@@ -259,7 +260,7 @@ def _means(scores: ComparedScores, bootstrap: Bootstrap) -> DataFrame:
 
 
 def _tested(scores: ComparedScores, measure: str, means: DataFrame, alpha: float) -> DataFrame:
-    """Every two systems of one measure: tests of the first one's being better."""
+    """Tests of each two systems in one score, for whether the first is better."""
     from pandas import DataFrame
 
     tests = []
@@ -289,7 +290,7 @@ def _ranked(
     alpha: float,
     ceilings: Mapping[tuple[str, str], float],
 ) -> DataFrame:
-    """The systems of one measure, best mean first, with their groups."""
+    """Systems in one score, best mean first, with their groups."""
     means = means.rename(columns={"system_a": "system"}).reset_index(drop=True)
     scored = scores.values[measure].notna().sum().to_numpy()
     means["undefined"] = scores.given.sum().to_numpy() - scored
@@ -321,14 +322,14 @@ def _ranked(
 
 
 def family_of(compared: DataFrame, alpha: float) -> tuple[int, int]:
-    """Most mixtures that two systems share, and the tests that Holm counts: which may reject."""
+    """Most mixtures that two systems share, and the number of tests in Holm's family."""
     counts = compared["n"][compared["p_wilcoxon"].notna()]
     testable = [n for n in counts if significance.least_holm_p(n, 1) <= alpha]
     return max(counts, default=0), len(testable or counts)
 
 
 def mean_warnings(scores: ComparedScores, measure: str, system: str) -> Iterator[str]:
-    """What a reader of a system's mean must know."""
+    """Warnings about a system's mean."""
     values = scores.ranked_values(measure)[system].dropna()
     index = outlier(values.to_numpy())
     if index is not None:
@@ -345,7 +346,7 @@ def mean_warnings(scores: ComparedScores, measure: str, system: str) -> Iterator
 
 
 def outlier(values: Array) -> int | None:
-    """Where a number of (n,) lies max(n, 10) standard deviations of the rest from their mean."""
+    """Index of a value over max(n, 10) standard deviations from the mean of the rest, or None."""
     if len(values) < 4:
         return None
     index = int(np.argmax(np.abs(values - np.median(values))))
@@ -355,7 +356,7 @@ def outlier(values: Array) -> int | None:
 
 
 def source_means(scores: ComparedScores) -> DataFrame:
-    """The mean of every measure, source name and system, over mixtures: of ``scores.csv``."""
+    """Means over mixtures by score, source name and system, from the rows of ``scores.csv``."""
     from pandas import DataFrame
 
     rows = scores.rows.reset_index()
@@ -371,7 +372,7 @@ def source_means(scores: ComparedScores) -> DataFrame:
 
 
 def control_means(items: DataFrame, systems: Sequence[str], measures: Sequence[str]) -> DataFrame:
-    """The mean of every measure and control that is not among the ranked systems."""
+    """Means by score of the controls that are not among the ranked systems."""
     from pandas import DataFrame
 
     control = items["system"].str.startswith(CONTROL) & ~items["system"].isin(systems)

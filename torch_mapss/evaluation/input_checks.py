@@ -1,8 +1,8 @@
-"""What about a mixture's signals makes its scores mean something else than a reader expects.
+"""Findings about the signals of a mixture that change how its scores should be read.
 
 Nothing here changes a score. Each finding names the signals and says what to do: a silent output,
-channels that cancel, a constant offset, a delay, a narrow band, signals that are the same or the
-sum of others, outputs in another order than the references.
+channels that cancel, a constant offset, a delay, a narrow band, signals that are identical or the
+sum of others, outputs in a different order than the references.
 """
 
 from __future__ import annotations
@@ -23,27 +23,28 @@ from torch_mapss.evaluation.io import listed
 if TYPE_CHECKING:
     from torch_mapss.pipeline.config import Grid
 
-#: The longest lag that is looked for, and the longest that ``align="shift"`` removes, in seconds.
+# : Longest lag to search for, and longest lag that ``align="shift"`` removes, in seconds.
 LAG_SEARCH_S, LAG_LIMIT_S = 1.0, 0.5
-# A peak of the cross-correlation is believed from here on. An estimate of rated separators has 0.36
-# or more with its reference, a signal that has nothing to do with it about 0.1.
+# Smallest peak of the cross-correlation that counts. Estimates of rated separators reach 0.36 or
+# more with their reference, unrelated signals about 0.1.
 _LEAST_CORRELATION = 0.2
 # Periodic signals have peaks at every period: another one must stand out.
 _CLEARER = 1.05
-_SAME_DB = 40.0  # SI-SDR of two signals that are one
-_SWAP_DB, _SWAP_LEAST_DB = 3.0, -5.0  # gain of every estimate that moves; what it then must reach
-_FAINT_DB = -60.0  # of an estimate beside its reference
-_MUTED_DB = -80.0  # of a frame beside its estimate's peak
-_CANCELLED_DB = 10.0  # lost in a downmix beyond what independent channels lose
-_LEAST_LAG_S = 0.002  # from which on PM falls: 0.98 to 0.94
-_SHARED_LAG_S = 0.0005  # that lags of one cause may differ by
-_LOW_RATE, _LOW_BAND = 0.9, 0.85  # shares of the encoder's
-_ROUNDING_S = 1e-6  # of times in seconds
-# Mean of a signal beside its RMS. Sound has less: 0.01 for one second of a 40 Hz tone.
+_SAME_DB = 40.0  # SI-SDR from which two signals count as identical
+# SI-SDR: smallest gain of every estimate that moves, and the level that it must then reach.
+_SWAP_DB, _SWAP_LEAST_DB = 3.0, -5.0
+_FAINT_DB = -60.0  # level of an estimate relative to its reference
+_MUTED_DB = -80.0  # level of a frame relative to its estimate's peak
+_CANCELLED_DB = 10.0  # loss in a downmix beyond that of independent channels
+_LEAST_LAG_S = 0.002  # enough to lower PM from 0.98 to 0.94
+_SHARED_LAG_S = 0.0005  # tolerance for lags of one cause
+_LOW_RATE, _LOW_BAND = 0.9, 0.85  # shares of the encoder's rate and band
+_ROUNDING_S = 1e-6  # tolerance for times in seconds
+# Ratio of a signal's mean to its RMS. Sound stays below: 0.01 for one second of a 40 Hz tone.
 _LEAST_OFFSET = 0.03
-_SUM_DB = -40.0  # what is left of a reference that is the sum of others
+_SUM_DB = -40.0  # residual of a reference that is the sum of others
 _BLOCK = 2**20  # samples at a time
-_PART = 0.05  # least coefficient of one of the others in it
+_PART = 0.05  # smallest coefficient of a summand
 
 
 class SystemSignals(NamedTuple):
@@ -55,9 +56,9 @@ class SystemSignals(NamedTuple):
     truth: Tensor  # (S, T)
     attributed: Sequence[int]  # S', the reference of each estimate
     mixture: Clip | None
-    rate: int  # Hz, of outputs and truth
+    rate: int  # Hz, sample rate of outputs and truth
     grid: Grid  # the encoder's frames
-    lags: Sequence[int | None]  # S', samples behind the reference; None: none can be told
+    lags: Sequence[int | None]  # S', samples behind the reference; None: unclear
     removed: Sequence[int]  # S', lags that are removed, by align="shift"
     moved: Tensor  # (C, S', T): the estimates of each channel, their lags removed
     channels: Tensor  # (C, S, T): the references
@@ -66,9 +67,9 @@ class SystemSignals(NamedTuple):
 def measure_lags(
     outputs: Tensor, truth: Tensor, rate: int, align: bool
 ) -> tuple[list[int | None], list[int]]:
-    """How many samples every estimate (S', T) is behind its reference (S', T), None if unclear.
+    """Lag in samples of each estimate (S', T) behind its reference (S', T); None if unclear.
 
-    And how many of these are to be removed: all with ``align``, if they are few enough.
+    Also returns the lags to remove: with ``align``, all that are within the limit.
     """
     longest = min(round(LAG_SEARCH_S * rate), outputs.shape[-1] // 2)
     peak_lags, sizes, unshifted_sizes = estimate_lag(outputs, truth, longest)
@@ -81,7 +82,7 @@ def measure_lags(
 
 
 def _frames(signals: SystemSignals, times: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the frames around ``times`` (F,) begin and end, in seconds."""
+    """Begin and end in seconds of the frames centred at ``times`` (F,)."""
     half = signals.grid.receptive_field / signals.grid.sample_rate / 2
     return times - half, times + half
 
@@ -100,28 +101,28 @@ def muted_frames(signals: SystemSignals, times: Tensor) -> Tensor:
 
 
 def covered_frames(signals: SystemSignals, times: Tensor) -> Tensor:
-    """Frames that an estimate still reaches into once its lag is removed: (S', F) bool."""
-    # Where it was moved to an earlier time its end is gone.
+    """(S', F) bool: frames that an estimate still covers after its lag was removed."""
+    # An estimate moved to an earlier time lacks its end.
     lags = torch.tensor(signals.removed, dtype=times.dtype, device=times.device) / signals.rate
     lags, seconds = lags.unsqueeze(-1), signals.truth.shape[-1] / signals.rate
     begins, ends = _frames(signals, times)
     return (begins >= -lags - _ROUNDING_S) & (ends <= seconds - lags + _ROUNDING_S)
 
 
-# ---------------------------------------------------------------------- What is measured, and found
+# ---------------------------------------------------------------------- Measurements, and findings
 
 
 class Inspection:
-    """What was found about the signals of a mixture, and what was measured of them for that.
+    """Findings about the signals of a mixture, with the measurements behind them.
 
-    ``findings``; ``silent`` (S') and ``silent_references`` (S): no sound at all;
-    ``estimate_bands`` (S') and ``reference_bands`` (S): Hz where the spectrum ends;
-    ``estimate_levels_db`` (S'): beside the sum of the references. Rows of the rest are the
-    estimates, the references, their sum and, if it is long enough, the mixture.
+    Attributes: ``findings``; ``silent`` (S') and ``silent_references`` (S), constant signals;
+    ``estimate_bands`` (S') and ``reference_bands`` (S), Hz at which the spectrum ends;
+    ``estimate_levels_db`` (S'), relative to the sum of the references. All other tables have one
+    row per estimate, then per reference, then their sum and, if it is long enough, the mixture.
 
     Args:
-        signals: of one mixture and system.
-        has_log_pm: whether log PM is computed, which texts may then speak of.
+        signals: signals of one mixture and system.
+        has_log_pm: whether log PM is computed, so that texts may mention it.
     """
 
     def __init__(self, signals: SystemSignals, has_log_pm: bool = True) -> None:
@@ -138,7 +139,7 @@ class Inspection:
         # Row, clip, and the row of the reference.
         self.estimates = [*zip(range(count), signals.estimates, owners)]
         self.references = dict(enumerate(signals.references, count))
-        # All that is the mixture, a given one first.
+        # Rows that hold the mixture, a given one first.
         self.mixtures, mixture = [(total, "the sum of the references")], []
         if mixed is not None and len(mixed.wave) >= samples:
             mixture = [mixed.wave[None, :samples].to(truth.device)]
@@ -162,7 +163,7 @@ class Inspection:
         self.cosines = gram / torch.outer(norms, norms)  # without the means
         explained = self.cosines.square().clamp(max=1.0)
         ratio = explained.clamp(min=1e-30) / (1.0 - explained).clamp(min=1e-30)
-        self.si_sdr = (10 * torch.log10(ratio)).tolist()  # dB, of a row against another
+        self.si_sdr = (10 * torch.log10(ratio)).tolist()  # dB, of each row with each other
         findings = []
         for check in _CHECKS:
             for kind, *values in check(self):
@@ -176,14 +177,14 @@ class Inspection:
             yield from channel_findings_of(clip, self.references[reference_row])
 
     def release(self) -> None:
-        """Let go of the samples at the rates of the files, which nothing needs any more."""
+        """Free the samples at the files' own rates, which are not needed any more."""
         self.signals = self.signals._replace(
             estimates=[clip._replace(native=None) for clip in self.signals.estimates],
             references=[clip._replace(native=None) for clip in self.signals.references],
         )
 
     def same(self, row_a: int, row_b: int) -> bool:
-        """Whether two rows are one signal, at whatever level."""
+        """Whether two rows hold the same signal, at any level."""
         return bool(self.si_sdr[row_a][row_b] > _SAME_DB)
 
 
@@ -191,7 +192,7 @@ def _decibels(ratio: float) -> float:
     return 20 * math.log10(max(ratio, 1e-30))
 
 
-# ------------------------ Checks: each gives the kinds of what it finds, with what their texts name
+# --------------------------------- Checks: each yields kinds of findings and values for their texts
 
 _NARROW = (
     "There is nothing to score above {1:.1f} kHz, and scores come out higher than at full band: "
@@ -199,7 +200,7 @@ _NARROW = (
 )
 _OUTWEIGHS = ", but with a log PM that outweighs all others in a mean: log_pm_compressed is bounded"
 _TEXTS = {
-    "silent": "{} is silent. It is scored all the same, otherwise silence would score well{}",
+    "silent": "{} is silent. It is still scored: leaving it out would reward silence{}",
     "absent": "{}: its reference {} is silent, the estimate is not ({:.0f} dB beside the sum of "
     "the references, column estimate_level_db). Nothing is scored here: was the source left out of "
     "this mixture on purpose?",
@@ -214,8 +215,8 @@ _TEXTS = {
     "band": "nothing above {1:.1f} kHz in any reference of {0}, though the encoder receives up to "
     "{2:g} kHz. " + _NARROW,
     "twins": "{} {} and {} are the same signal. Pass one signal per source",
-    "sum": "reference {} is the sum of {}: it is no source of its own, and what all share lowers "
-    "the scores. Leave it out: --sources {}",
+    "sum": "reference {} is the sum of {}: it is not a separate source, and counting it lowers all "
+    "scores. Leave it out: --sources {}",
     "same": "{}: the same as the reference, sample by sample. Was the folder of the references "
     "passed as a system? As a hidden reference it is fine",
     "mixture": "{} {} is {} itself{}",
@@ -223,11 +224,11 @@ _TEXTS = {
     "another order than the references, reorder them, or pass --permute (permute=True; in metrics "
     'and losses pit="si_sdr")',
 }
-_Findings = Iterator[tuple[Any, ...]]  # the kind, and what its text names
+_Findings = Iterator[tuple[Any, ...]]  # the kind, and the values for its text
 
 
 def _levels(look: Inspection) -> _Findings:
-    """Silence, faint estimates, channels that cancel, constants that count as sound."""
+    """Find silence, faint estimates, cancelling channels, and offsets that count as sound."""
     for row, clip, reference_row in look.estimates:
         level = _decibels(look.levels[row] / max(look.levels[reference_row], 1e-30))
         truth = look.references[reference_row]
@@ -257,7 +258,7 @@ def _lags(look: Inspection) -> _Findings:
         lag = look.signals.lags[row]
         if lag is None or look.signals.removed[row]:
             continue
-        # Within a frame a single lag may be a guess; one that most estimates share is none.
+        # A single lag within a frame may be a guess; a lag that most estimates share is not.
         if abs(lag) <= hop * rate and not _is_shared(lag, look.signals.lags, rate):
             continue
         size, way = abs(lag) / rate, "late" if lag > 0 else "early"
@@ -269,13 +270,13 @@ def _lags(look: Inspection) -> _Findings:
 
 
 def _is_shared(lag: int, lags: Sequence[int | None], rate: int) -> bool:
-    """Whether a lag (samples) that matters is that of most estimates."""
+    """Whether a lag in samples is large enough to matter and shared by most estimates."""
     near = [abs(lag - another) <= _SHARED_LAG_S * rate for another in lags if another is not None]
     return abs(lag) >= _LEAST_LAG_S * rate and 2 * sum(near) > len(near)
 
 
 def _bands(look: Inspection) -> _Findings:
-    """Low rates, and a band that ends early in all references: one dull source is no such case."""
+    """Find low rates, and bands that end early in all references, not only in a dull one."""
     encoder_rate, references = look.signals.grid.sample_rate, look.signals.references
     clips = (*references, *look.signals.estimates)
     low = {clip.label: clip.rate for clip in clips if clip.rate < _LOW_RATE * encoder_rate}
@@ -289,7 +290,7 @@ def _bands(look: Inspection) -> _Findings:
 
 
 def _twins(look: Inspection) -> _Findings:
-    """Signals that are there twice, at whatever level, among the estimates or the references."""
+    """Find signals that occur twice, at any level, among the estimates or the references."""
     outputs = {row: clip for row, clip, _ in look.estimates}
     for kind, clips in (("estimates", outputs), ("references", look.references)):
         for row_a, row_b in itertools.combinations(clips, 2):
@@ -298,7 +299,7 @@ def _twins(look: Inspection) -> _Findings:
 
 
 def _sums(look: Inspection) -> _Findings:
-    """References that are the sum of others, or the mixture: by least squares on the others."""
+    """Find references that are the sum of others, or the mixture, by least squares."""
     used = [row for row in look.references if float(look.cosines[row, row]) > 0.5]
     for row in used if len(used) > 2 else ():
         remaining = [k for k in used if k != row]
@@ -307,7 +308,7 @@ def _sums(look: Inspection) -> _Findings:
         weights = torch.linalg.lstsq(system, target.unsqueeze(-1)).solution[:, 0]
         by_row = zip(remaining, weights.tolist())
         summands = [look.references[k].name for k, weight in by_row if weight > _PART]
-        # With a negative weight it is another one that is the sum.
+        # With a negative weight, another reference is the sum.
         negative = bool((weights < -_PART).any())
         left = 1.0 - float(target @ weights)
         if left < 10 ** (_SUM_DB / 10) and len(summands) > 1 and not negative:
@@ -316,7 +317,7 @@ def _sums(look: Inspection) -> _Findings:
 
 
 def _copies(look: Inspection) -> _Findings:
-    """Estimates that are their reference, and signals that are the mixture, given or summed."""
+    """Find estimates equal to their reference, and signals equal to the mixture."""
     truth = look.signals.truth[list(look.signals.attributed)]
     identical = (look.signals.outputs == truth).all(-1).tolist()
     labels = [
@@ -331,8 +332,8 @@ def _copies(look: Inspection) -> _Findings:
             yield "mixture", "reference", clip.label, name, hint
     for row, clip, reference_row in look.estimates:
         if look.silent_references[reference_row - len(look.estimates)]:
-            continue  # told as absent
-        # One source may be all that is heard of a mixture: its estimate is then both.
+            continue  # reported as absent
+        # If only one source is audible in a mixture, its estimate equals both.
         names = [
             n for k, n in look.mixtures if look.same(row, k) and not look.same(reference_row, k)
         ]
@@ -342,7 +343,7 @@ def _copies(look: Inspection) -> _Findings:
 
 
 def _order(look: Inspection) -> _Findings:
-    """Estimates that fit another reference each, all of them better by SI-SDR."""
+    """Find estimates that each fit another reference better by SI-SDR."""
     from scipy.optimize import linear_sum_assignment
 
     rows = [*look.references]

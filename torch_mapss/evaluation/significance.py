@@ -1,19 +1,19 @@
-r"""Which system is better: intervals, paired tests and groups over the mixtures of a test set.
+r"""Statistics over the mixtures of a test set: intervals, paired tests and groups of systems.
 
 The sampled unit is the *mixture*: frames and sources of one mixture share its voices and its room,
 so they are averaged first and never resampled.
 
-* *Intervals* are BCa bootstrap intervals (Efron 1987). They need many mixtures: of normal data a
-  nominal 95 % holds the true mean in 85 % of cases with six mixtures, 90 % with ten and 92 % with
-  twenty to thirty; below :data:`FEW` they are called approximate.
+* *Intervals* are BCa bootstrap intervals (Efron 1987). They need many mixtures: on normal data, a
+  nominal 95 % interval contains the true mean in 85 % of cases with six mixtures, 90 % with ten and
+  92 % with twenty to thirty; below :data:`FEW` they are called approximate.
 * *Tests* are Wilcoxon's signed rank tests of paired differences (zeros are ranked, then left out:
   Pratt 1959), with Holm's correction. With n mixtures no p is below :math:`2^{1-n}`, so a small set
-  cannot order its systems however far they lie apart: :func:`least_holm_p`.
+  cannot order its systems however far apart they are: :func:`least_holm_p`.
 * *Groups* are a compact letter display: two systems share a letter exactly where their test finds
   no significant difference. That relation is not transitive, so a system may have several letters.
 
-Numbers that are equal but for rounding are equal, in ranks, signs and intervals alike. Weights move
-means and intervals, and not the rank tests. Arrays are float64; n mixtures, K quantities.
+Numbers that differ only by rounding count as equal in ranks, signs and intervals. Weights affect
+means and intervals, but not the rank tests. Arrays are float64; n mixtures, K quantities.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-#: Below so many mixtures an interval is called approximate.
+# : With fewer mixtures, intervals are called approximate.
 FEW = 10
-# Numbers held at once by a block of draws, which stay in the processor's cache.
+# Numbers held at once by a block of draws, so that they stay in the processor's cache.
 _BLOCK = 2**18
-# Up to so many differences that are not zero the null distribution is exact; beyond, the normal one
-# will do. Zeros do not count: they have ranks, but no sign that could be another one.
+# Up to this many non-zero differences the null distribution is exact; beyond, the normal
+# approximation suffices. Zeros do not count, since they have a rank but no sign to flip.
 _EXACT = 50
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -43,34 +43,34 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 class Intervals(NamedTuple):
     """Means over mixtures with their intervals."""
 
-    n: NDArray[np.int64]  # (K,) mixtures
+    n: NDArray[np.int64]  # (K,) number of mixtures
     mean: Array  # (K,) NaN where n = 0
     low: Array  # (K,) NaN where n < 2
     high: Array  # (K,)
 
 
 class PairedTest(NamedTuple):
-    """Two systems on the same mixtures."""
+    """Test of two systems on the same mixtures."""
 
     wins: int  # mixtures in which the first is higher
     ties: int
     losses: int
     p_wilcoxon: float  # two-sided, Wilcoxon's signed ranks
     effect: float  # rank-biserial correlation in [-1, 1], 1: the first is always higher
-    least_p: float  # the smallest p that differences with these ties can have
+    least_p: float  # smallest p that differences with these ties can reach
 
 
 def rounding(magnitude: Any, dtype: type = np.float64) -> Any:
-    """By how much numbers of a magnitude may differ that are equal but for rounding."""
+    """Largest difference that rounding can cause between equal numbers of a magnitude."""
     return 16.0 * float(np.finfo(dtype).eps) * magnitude
 
 
 def merge_ties(values: Array, scale: float | None = None) -> Array:
-    """Values that are equal but for rounding, made equal; of 0 but for rounding, made 0.
+    """Make values equal that differ only by rounding, and make values 0 that differ from it so.
 
     Args:
         values: (n,) finite.
-        scale: magnitude of the numbers that ``values`` were computed from, whose rounding counts;
+        scale: magnitude of the numbers that ``values`` were computed from, which sets the rounding;
             by default the largest magnitude of ``values``.
 
     Example:
@@ -87,10 +87,10 @@ def merge_ties(values: Array, scale: float | None = None) -> Array:
 
 
 class Bootstrap(NamedTuple):
-    """How intervals are made."""
+    """Settings of the bootstrap."""
 
     confidence: float = 0.95  # in (0, 1)
-    draws: int = 9999  # samples
+    draws: int = 9999  # number of samples
     seed: int = 0  # equal seeds give equal intervals
 
 
@@ -107,15 +107,15 @@ def bca(
     """BCa bootstrap intervals of K statistics of the same resampled units.
 
     Args:
-        statistic: (R, units) how often each unit occurs in each of R samples -> (K, R).
-        units: how many there are, at least 2; each sample draws as many, with replacement.
-        how: many samples are drawn, and for which confidence.
-        size: numbers that ``statistic`` holds for one sample, which limits the samples at once.
-        scale: (K,) magnitude of what the statistics are computed from, for their rounding.
+        statistic: function of the counts (R, units) of each unit in R samples that returns (K, R).
+        units: number of units, at least 2; each sample draws as many, with replacement.
+        how: settings of the bootstrap.
+        size: numbers that ``statistic`` holds per sample, which limits the samples at once.
+        scale: (K,) magnitude of the numbers that the statistics are computed from, for rounding.
 
     Returns:
-        (K,) low and (K,) high; NaN where a sample has no value, the value itself where all
-        samples have the same.
+        (K,) low and (K,) high; NaN if a sample has no value, and the value itself if all samples
+        agree.
     """
     from scipy import stats
 
@@ -135,7 +135,7 @@ def bca(
     options |= {"batch": max(1, _BLOCK // max(units, size)), "vectorized": True, "axis": -1}
     options["random_state"] = np.random.default_rng(how.seed)  # its name in all releases of SciPy
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # of samples that are all the same, which are seen below
+        warnings.simplefilter("ignore")  # about identical samples, which are handled below
         bootstrap: Any = stats.bootstrap((np.arange(units),), of_indices, **options)
     samples = bootstrap.bootstrap_distribution
     same, undefined = (samples == value).all(-1), np.isnan(samples).any(-1)
@@ -152,18 +152,19 @@ def mean_intervals(
 ) -> Intervals:
     r"""Means over mixtures with BCa bootstrap intervals.
 
-    A sample takes n mixtures with replacement, the same ones for all columns that are defined in
-    the same mixtures; with m_i the times that mixture i is drawn, its mean is
+    A sample draws n mixtures with replacement, the same for all columns that are defined in the
+    same mixtures. If mixture i is drawn m_i times, the sample's mean is
     :math:`\sum_i m_i w_i x_i / \sum_i m_i w_i`.
 
     Args:
         values: (n, K), K quantities of the same n mixtures; NaN where undefined.
         weights: (n,) positive; equal if None.
-        how: of the bootstrap.
-        scale: (K,) magnitude of the scores whose differences ``values`` are, for their rounding.
+        how: settings of the bootstrap.
+        scale: (K,) magnitude of the scores whose differences ``values`` are, for rounding.
 
     Returns:
-        :class:`Intervals`. A column of numbers that are equal but for rounding has [mean, mean].
+        :class:`Intervals`. A column of numbers that differ only by rounding has the interval [mean,
+        mean].
     """
     weights = np.ones(len(values)) if weights is None else weights
     scale = np.broadcast_to(scale, values.shape[1:])
@@ -190,13 +191,13 @@ def mean_intervals(
 def paired_test(differences: Array, scale: float = 1.0) -> PairedTest:
     """Wilcoxon's signed rank test of paired differences, with counts and effect.
 
-    Exact up to 50 mixtures that differ, whatever ties there are besides; else by the normal
-    approximation. Zeros are ranked and then left out (Pratt).
+    Exact for up to 50 mixtures with a difference, also with ties; else by the normal approximation.
+    Zeros are ranked and then left out (Pratt).
 
     Args:
         differences: (n,) first minus second, finite; n at least 1.
-        scale: magnitude of the scores that were subtracted: differences that differ by no more
-            than its rounding are tied.
+        scale: magnitude of the scores that were subtracted; differences within its rounding are
+            ties.
 
     Returns:
         :class:`PairedTest`; p = 1 and effect 0 where all differences are zero.
@@ -219,7 +220,7 @@ def paired_test(differences: Array, scale: float = 1.0) -> PairedTest:
 
 
 def _exact_p(ranks: Array, positive: float) -> float:
-    """Two-sided p of a sum of positive ranks (m,), tied ones included, which SciPy has not.
+    """Exact two-sided p of a sum of positive ranks (m,), also with ties (unlike SciPy).
 
     Every sign is as likely as the other: the null distribution of twice the positive sum is the
     product of the polynomials (1 + z^(2 rank))/2, whose powers are integers.
@@ -234,7 +235,7 @@ def _exact_p(ranks: Array, positive: float) -> float:
 
 
 def p_text(p: float) -> str:
-    """A p-value with two digits, halves rounded up as browsers do: one number wherever it is read.
+    """A p-value with two digits; halves are rounded up, as in browsers, so that all outputs agree.
 
     Example:
         >>> p_text(0.125), p_text(0.00312), p_text(1.0)
@@ -247,12 +248,12 @@ def p_text(p: float) -> str:
 def holm(p: Array, least_p: Array | float = 0.0, alpha: float = 1.0) -> Array:
     """Holm's step-down adjustment of the p-values of a family.
 
-    Tests whose least attainable p exceeds α cannot reject, whatever their data, and cost the
-    others nothing: the least p depends on n and ties alone, and not on which system is better
-    (Tarone 1990). They themselves keep the adjustment over all.
+    Tests whose least attainable p exceeds α cannot reject whatever the data, and do not count for
+    the others: the least p depends only on n and ties, not on which system is better (Tarone 1990).
+    Their own p is adjusted over all tests.
 
     Args:
-        p: (m,) p-values; NaN is no test and stays NaN.
+        p: (m,) p-values; NaN means no test and stays NaN.
         least_p: (m,) the smallest p that each test can have.
         alpha: level of the tests.
 
@@ -271,7 +272,7 @@ def holm(p: Array, least_p: Array | float = 0.0, alpha: float = 1.0) -> Array:
 
 
 def least_holm_p(mixtures: int, pairs: int) -> float:
-    """The least p that Holm can reach: of all n differences of one sign, times the pairs.
+    """Least p that Holm can reach: that of n differences of one sign, times the pairs.
 
     Example:
         >>> least_holm_p(6, 3)  # six mixtures, three systems: nothing is significant at 0.05
@@ -281,7 +282,7 @@ def least_holm_p(mixtures: int, pairs: int) -> float:
 
 
 def least_mixtures(pairs: int, alpha: float = 0.05) -> int:
-    """How many mixtures it takes until one of so many pairs can reach the level.
+    """Number of mixtures that are needed for one of ``pairs`` tests to reach the level.
 
     Example:
         >>> least_mixtures(3)
@@ -294,7 +295,7 @@ def letters(different: NDArray[np.bool_]) -> list[str]:
     """Compact letter display: systems share a letter exactly where they do not differ.
 
     The letters are the maximal sets without a difference, by insertion and absorption (Piepho
-    2004), less those that say nothing that the others do not.
+    2004), without redundant ones.
 
     Args:
         different: (s, s) symmetric, True where two systems differ significantly; systems best
@@ -330,5 +331,5 @@ def letters(different: NDArray[np.bool_]) -> list[str]:
 
 
 def _without_both(group: frozenset[int], pair: tuple[int, ...]) -> list[frozenset[int]]:
-    """A set of systems, or the two that are left of it when two that differ must part."""
+    """Split a set of systems so that the two of ``pair``, which differ, are separated."""
     return [group - {system} for system in pair] if group.issuperset(pair) else [group]

@@ -1,8 +1,9 @@
-"""The sentence of a comparison: who wins on what, in how many mixtures, and whether that holds.
+"""The summary sentence of a comparison: the winner per score, and whether it is significant.
 
-One verdict a score. The system with the best mean over the mixtures that all have wins, if it is
-ahead of each other system in more of them than it is behind, and if no other system is ahead of
-all in more of them. Otherwise there is no winner: a mean can be moved by a single mixture.
+There is one verdict per score. The system with the best mean over the mixtures that all systems
+have wins if it beats each other system in more of them than it loses, and if no other system is
+ahead of all others in more of them. Otherwise there is no winner, since a single mixture can move a
+mean.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ if TYPE_CHECKING:
 
 
 class Verdict(NamedTuple):
-    """Who wins on one measure."""
+    """Winner in one score."""
 
-    text: str  # with {measures} where labels of measures stand
+    text: str  # with {measures} in place of the labels of scores
     winner: str | None = None
     proven: bool = False  # significantly better than every other system
 
 
 def answer(scores: ComparedScores, ranking: DataFrame, compared: DataFrame, alpha: float) -> str:
-    """One sentence of a comparison's tables; ``alpha`` is the level of its tests."""
+    """Sum up a comparison's tables in one sentence; ``alpha`` is the level of its tests."""
     if not any(values.notna().any(axis=None) for values in scores.values.values()):
         return "No mixture has a score: scores.csv says why, in `status` and `reason`."
     if len(scores.systems) < 2:
@@ -49,7 +50,7 @@ def answer(scores: ComparedScores, ranking: DataFrame, compared: DataFrame, alph
 
 
 def _ranked_systems(ranking: DataFrame) -> dict[str, list[str]]:
-    """By measure, the systems with a mean, best first."""
+    """Systems with a mean by score, best first."""
     with_mean = ranking[ranking["n"] > 0]
     by_measure = with_mean.groupby("measure")["system"].agg(list).to_dict()
     return {measure: by_measure.get(measure, []) for measure in ranking["measure"].unique()}
@@ -62,12 +63,12 @@ def verdict(
     compared: DataFrame,
     alpha: float,
 ) -> Verdict:
-    """Who wins on one measure.
+    """Decide the winner in one score.
 
     Args:
-        scores: of all systems.
+        scores: scores of all systems.
         measure: name of the score.
-        systems: those with a mean over the mixtures of all, best first.
+        systems: systems with a mean over the mixtures that all have, best first.
         compared: rows of ``comparison.csv``.
         alpha: level of the tests.
     """
@@ -86,7 +87,7 @@ def verdict(
         equals = [rival for rival, lead in leads.items() if (lead == 0.0).any()]
         text = f"{leader} ties with {io.listed(equals, 3)} on {{measures}} in {ties} of {mixtures}"
         return Verdict(text)
-    objection = _objection(scores, measure, leads, wins, mixtures)
+    objection = _objection(scores, measure, leader, leads, wins, mixtures)
     if objection:
         text = f"no system is best on {{measures}}: {leader} has the best mean, but {objection}"
         return Verdict(text)
@@ -96,16 +97,21 @@ def verdict(
 
 
 def _least(leads: dict[str, Series]) -> Series:
-    """By mixture, how far a system is ahead of the best of its rivals."""
+    """Lead of a system over its best rival, by mixture."""
     from pandas import DataFrame
 
     return DataFrame(leads).min(axis=1)
 
 
 def _objection(
-    scores: ComparedScores, measure: str, leads: dict[str, Series], wins: int, mixtures: str
+    scores: ComparedScores,
+    measure: str,
+    leader: str,
+    leads: dict[str, Series],
+    wins: int,
+    mixtures: str,
 ) -> str:
-    """What the counts say against the system with the best mean; empty: nothing."""
+    """Why the system with the best mean is not called best; "" if nothing speaks against it."""
     for rival, lead in leads.items():
         ahead, behind = int((lead > 0.0).sum()), int((lead < 0.0).sum())
         if behind >= ahead and behind > 0:
@@ -118,14 +124,17 @@ def _objection(
         }
         rival_wins = int((_least(rival_leads) > 0.0).sum())
         if rival_wins > wins:
-            return f"{rival} is ahead of all others in {rival_wins} of {mixtures}, it in {wins}"
+            return (
+                f"{rival} is ahead of all others in {rival_wins} of {mixtures}, "
+                f"{leader} in only {wins}"
+            )
     return ""
 
 
 def _is_proven(
     measure: str, leader: str, rivals: Sequence[str], compared: DataFrame, alpha: float
 ) -> bool:
-    """Whether the tests find a system better than each of its rivals."""
+    """Whether a system is significantly better than each of its rivals."""
     tests = compared[compared["measure"] == measure]
     for rival in rivals:
         forward = tests[(tests["system_a"] == leader) & (tests["system_b"] == rival)]
@@ -138,13 +147,13 @@ def _is_proven(
 
 
 def coverage(scores: ComparedScores) -> list[str]:
-    """Clauses on mixtures in which some systems have no score, and which are not ranked."""
+    """Clauses on mixtures that are not ranked because some systems have no score."""
     labels_by_clause: dict[str, list[str]] = {}
     for measure, values in scores.values.items():
         scored = values[values.notna().any(axis=1)]
         ranked = scores.ranked_values(measure)
         left_out = scored.drop(ranked.index)
-        # The names of the mixtures belong into the sentence, the measures share it.
+        # The sentence names the mixtures; several scores share it.
         if left_out.empty or values.notna().any().sum() < 2:
             continue
         lacking = [name for name in scores.systems if values[name].notna().any()]
@@ -164,7 +173,7 @@ def coverage(scores: ComparedScores) -> list[str]:
 
 
 def _certainty(verdicts: dict[str, Verdict], compared: DataFrame, alpha: float) -> str:
-    """Whether the winners differ significantly from all others, or could at all."""
+    """Clause on whether the winners are significantly better than all others, or could be."""
     level = f"at level {alpha:g}"
     proven = [SCORES[measure].label for measure, result in verdicts.items() if result.proven]
     if proven:
