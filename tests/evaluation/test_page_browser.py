@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from separations import WILD, leaky, save_manifest, score_set, sources, wild_results, write_all
 
+from torch_mapss import evaluate_set
 from torch_mapss.evaluation.page.content import write_page
 from torch_mapss.evaluation.page.tracks import address, lossless_address
 
@@ -306,3 +308,24 @@ def test_compressed_sounds_are_in_time(open_page):
     wave[8000:8032] += 0.8
     opened = open_page("data:text/html,<p>sounds</p>")
     assert opened.run(PEAK % address(wave, 16000)) == pytest.approx(0.501, abs=0.004)
+
+
+def test_channels_of_systems_and_of_the_open_estimate(tmp_path, open_page):
+    """The channels of a stereo set, in a table per system and one of the estimate that is open."""
+    truth = sources(2, 0.8, seed=1)
+    references = torch.stack([truth, truth], 1)
+    made = torch.stack([leaky(truth, 0.05), leaky(truth, 0.6)], 1)  # worse on the right
+    entry = {"mixture_id": "m", "references": write_all(tmp_path / "truth", references)}
+    entry |= {"systems": {"one": write_all(tmp_path / "made", made)}}
+    how = {"encoder": "mel", "measures": "decomposition", "channels": "each"}
+    results = evaluate_set([entry], out=tmp_path / "results", **how)
+    write_page(results, tmp_path / "page.html")
+    opened = open_page(tmp_path / "page.html", width=390)
+    cells = "[...document.querySelectorAll('%s td')].map((td) => Number(td.textContent))"
+    left, right = opened.run(cells % "#channels")
+    assert left > right + 0.1
+    rows = opened.run(cells % "#row-channels")  # two channels of three scores
+    assert len(rows) == 6
+    assert rows[0] > rows[3] + 0.1
+    assert opened.run("document.documentElement.scrollWidth") <= 390
+    assert not opened.complaints()

@@ -95,11 +95,20 @@ function remarkOf(row) {
     row.curve || row.note ? "" : "No curve: no frame is scored."].filter(Boolean).join(" ");
 }
 
+// The scores of the channels of a row, where each was scored.
+function showRowChannels(row) {
+  byId("row-channels-block").hidden = !row.channels.length;
+  const head = make("tr");
+  head.append(make("th", "channel", { scope: "col" }), ...data.scores.map(({ label }) => make("th", label, { scope: "col", class: "n" })));
+  byId("row-channels").tHead.replaceChildren(head);
+  byId("row-channels").tBodies[0].replaceChildren(...row.channels.map((channel) =>
+    tableLine(channel.channel, data.scores.map(({ name, label }) => [label, scoreText(name, channel[name])]))));
+}
+
 function openRow(row) {
   loadSounds(row, tracksOf(row), 0);
-  const ofChannels = (name) => row.channels.map((channel) => scoreText(name, channel[name])).join(" and ");
-  const scores = data.scores.map(({ name, label }) =>
-    `${label} ${scoreText(name, row[name])}${row.channels.length ? ` (channels: ${ofChannels(name)})` : ""}`).join(", ");
+  const scores = data.scores.map(({ name, label }) => `${label} ${scoreText(name, row[name])}`).join(", ");
+  showRowChannels(row);
   byId("what").textContent = `${titleOf(row)}: ${scores}`;
   rich(byId("remark"), remarkOf(row));
   for (const line of document.querySelectorAll("tr[data-row]"))
