@@ -11,9 +11,10 @@ are, ``mapss_by_talker.json`` and ``ratings_by_talker.csv``. No data comes with 
 
 SRCC is taken over all outputs of a set (pooled), and over the systems of a track and averaged
 (within tracks); intervals resample tracks. Every frame counts; ``--also-frames N`` draws N frames a
-clip for PS and PM of further sets, and ``--also-map`` computes them by fewer encoders. Two files
-keep the rows: ``pair.csv`` clearance, fidelity and bleed, ``map.csv`` PS and PM; each row says the
-commit that made it, and the page repeats it. Layers of one Whisper are read from one pass.
+clip for PS and PM of further sets, ``--also-map`` computes them by fewer encoders, and
+``--also-map-mixtures`` of fewer mixtures. Two files keep the rows: ``pair.csv`` clearance, fidelity
+and bleed, ``map.csv`` PS and PM; each row says the commit that made it, and the page repeats it.
+Layers of one Whisper are read from one pass.
 
 Weights: ``benchmarks/whisper_from_ctranslate2.py`` turns a CTranslate2 model into a folder for
 ``--encoders FOLDER@LAYER``; ``untrained.py`` makes the same shapes with random weights.
@@ -68,7 +69,7 @@ class RatedSet(NamedTuple):
     """Mixtures with outputs that listeners rated."""
 
     name: str
-    options: argparse.Namespace  # with its manifest
+    options: Mapping[str, argparse.Namespace]  # by family, with its manifest
     ratings: rated.Ratings
     encoders: Mapping[str, Sequence[str]]  # by family
     map_frames: int | None  # of a clip, for PS and PM; None: all
@@ -85,9 +86,13 @@ def rated_sets(options: argparse.Namespace) -> list[RatedSet]:
         files.append((manifest, ratings, options.also_frames))
     sets = []
     for manifest, ratings, map_frames in files:
-        mixtures = options.mixtures if manifest == options.manifest else options.also_mixtures
-        changed = {"manifest": manifest, "mixtures": mixtures}
-        of_set = argparse.Namespace(**{**vars(options), **changed})
+        mixtures = dict.fromkeys(FAMILIES, options.mixtures)
+        if manifest != options.manifest:
+            mixtures = {"pair": None, "map": options.also_map_mixtures}
+        of_set = {}
+        for family, count in mixtures.items():
+            changed = {"manifest": manifest, "mixtures": count}
+            of_set[family] = argparse.Namespace(**{**vars(options), **changed})
         encoders = of_main if manifest == options.manifest else of_further
         name, listeners = manifest.parent.name, rated.Ratings(ratings)
         sets.append(RatedSet(name, of_set, listeners, encoders, map_frames))
@@ -108,14 +113,13 @@ def score(options: argparse.Namespace, family: str) -> toolkit.Rows:
     commit = toolkit.commit()  # once: the folder may move on while this runs
     for rated_set in rated_sets(options):
         frames = rated_set.map_frames if family == "map" else None
-        score_set(rows, rated_set, rated_set.encoders[family], family, frames, commit)
+        score_set(rows, rated_set, family, frames, commit)
     return rows
 
 
 def score_set(
     rows: toolkit.Rows,
     rated_set: RatedSet,
-    encoders: Sequence[str],
     family: str,
     frames: int | None,
     commit: str,
@@ -124,12 +128,13 @@ def score_set(
 
     In this order the hidden states of one pass serve all layers of a model.
     """
-    shared = hidden_states.shared_passes(encoders, rated_set.options.device)
-    scorers = {encoder: toolkit.scorer(rated_set.options, encoder, shared) for encoder in encoders}
+    options, encoders = rated_set.options[family], rated_set.encoders[family]
+    shared = hidden_states.shared_passes(encoders, options.device)
+    scorers = {encoder: toolkit.scorer(options, encoder, shared) for encoder in encoders}
     rates = dict.fromkeys(mapss.grid.sample_rate for mapss in scorers.values())
     for rate in rates:
         at_rate = {name: mapss for name, mapss in scorers.items() if mapss.grid.sample_rate == rate}
-        for mixture in toolkit.load_mixtures(rated_set.options, rate, systems=True):
+        for mixture in toolkit.load_mixtures(options, rate, systems=True):
             for encoder, mapss in at_rate.items():
                 score_mixture(rows, rated_set, mixture, encoder, mapss, family, frames, commit)
             for one_pass in shared.values():
@@ -381,9 +386,14 @@ def page(
         if count:
             drawn = f"clearance and fidelity of every frame; PS and PM of {count} frames a clip"
         text += ["", f"## The same encoders on `{rated_set.name}`", ""]
-        pair_rows = rows_by_family["pair"].where(dataset=rated_set.name, encoder=base)
-        tracks = len({rated_set.ratings.unit(row["mixture"]) for row in pair_rows})
-        text += [f"{tracks} tracks. SRCC within tracks; {drawn}."]
+        tracks: dict[str, set[str]] = {}
+        for family, rows in rows_by_family.items():
+            of_set = rows.where(dataset=rated_set.name)
+            tracks[family] = {rated_set.ratings.unit(row["mixture"]) for row in of_set}
+        fewer = ""
+        if tracks.get("map") and tracks["map"] != tracks["pair"]:
+            fewer = f" PS and PM of {len(tracks['map'])} of these tracks, evenly spaced."
+        text += [f"{len(tracks['pair'])} tracks. SRCC within tracks; {drawn}.{fewer}"]
         for question in rated_set.ratings.questions:
             table = table_of(rows_by_family, rated_set, question, encoders)
             text += ["", f"### {question}", "", crossed(table, "per_track")]
@@ -400,7 +410,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, toolkit.Rows]:
     parser.add_argument(
         "--also-map", nargs="*", metavar="NAME[@LAYER]", help="encoders of PS and PM there"
     )
-    parser.add_argument("--also-mixtures", type=int, metavar="N", help="of them, evenly spaced")
+    parser.add_argument(
+        "--also-map-mixtures", type=int, metavar="N", help="for PS and PM there, evenly spaced"
+    )
     parser.add_argument("--objective", type=Path, help="CSV: track, system, other measures")
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=[*FAMILIES])
     options = parser.parse_args(arguments)

@@ -284,16 +284,17 @@ def test_encoders_on_several_rated_sets_beside_other_measures(rated, tmp_path):
     out = tmp_path / "out"
     arguments = [*rated, "--out", str(out), "--also", str(further), "--also-frames", "4"]
     arguments += ["--objective", str(objective), "--encoders", "mel", "waveform", *SMALL[2:]]
-    arguments += ["--also-map", "mel"]
+    arguments += ["--also-map", "mel", "--also-map-mixtures", "2"]
     rows = script.main(arguments)
     assert len(rows["pair"]) == 2 * 2 * 16  # hidden references among them
-    assert len(rows["map"]) == (2 + 1) * 12
+    assert len(rows["map"]) == 2 * 12 + 6
     page = page_of(out)
     for fragment in (
         "| `mel` | 1.00 [1.00, 1.00] |",
         "| `waveform` | 0.00 [0.00, 0.00] | 0.00 [0.00, 0.00] | ",  # less mel
         "| `waveform` | 0.00 [0.00, 0.00] | 0.00 [0.00, 0.00] | – |",  # PS by mel alone
         "## The same encoders on `further`",
+        "PS and PM of 2 of these tracks, evenly spaced.",
         "| `emb_mse_x` | 0.9",  # lower is better: turned
     ):
         assert fragment in page, fragment
