@@ -269,6 +269,30 @@ def test_results_are_joined_if_they_fit(results):
             compare([all_results, dataclasses.replace(all_results, **change)])
 
 
+@pytest.mark.parametrize(
+    "command",
+    [["compare", "none"], ["compare", "RESULTS", "none"], ["correlate", "none", "ratings.csv"]],
+)
+def test_results_that_cannot_be_read_leave_no_folder(command, folder, tmp_path, capsys):
+    words = [str(folder) if word == "RESULTS" else word for word in command]
+    assert cli.main([*words, "--out", str(tmp_path / "out")]) == 2
+    assert "'none' is not a results folder" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_a_folder_the_ranking_is_printed_and_nothing_written(
+    folder, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(path for path in folder.rglob("*") if path.is_file())
+    assert cli.main(["compare", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert " ".join(printed.split()).startswith(compare(folder).answer())
+    assert "Written" not in printed
+    assert [*tmp_path.iterdir()] == []
+    assert sorted(path for path in folder.rglob("*") if path.is_file()) == before
+
+
 def test_commands_print_the_ranking_and_write_tables_and_figures(manifest, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     folder = tmp_path / "results"

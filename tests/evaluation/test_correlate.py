@@ -165,9 +165,14 @@ def test_what_cannot_be_correlated_is_refused(files, tmp_path):
 
 
 def test_the_command(files, tmp_path, capsys):
-    arguments = ["correlate", *map(str, files), "--out", str(tmp_path / "c"), "--draws", "20"]
+    printed_only = ["correlate", *map(str, files), "--draws", "20"]
+    assert cli.main([*printed_only, "--measures", "ps"]) == 0
+    printed = capsys.readouterr().out
+    arguments = [*printed_only, "--out", str(tmp_path / "c")]
     assert cli.main([*arguments, "--measures", "ps"]) == 0
-    assert "Intervals resample tracks" in capsys.readouterr().out
+    told = f"{printed}\nWritten to {tmp_path / 'c'}\n"
+    assert capsys.readouterr().out == told
+    assert "Intervals resample tracks" in printed
     assert (tmp_path / "c" / "correlations.csv").exists()
     assert cli.main([*arguments, "--columns", "track=item"]) == 2
     assert "'item'" in capsys.readouterr().err

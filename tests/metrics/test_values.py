@@ -39,6 +39,21 @@ def test_value_is_the_mean_over_frames_then_sources_then_items():
         assert float(value) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("metric_class", [Clearance, Fidelity, PerceptualSeparation, Bleed])
+def test_scores_of_items_are_the_same_whatever_the_reduction(metric_class):
+    mapss = stub_scorer()
+    preds, target = leaking_pair(3)
+    target[:, 0, SAMPLES // 2 :] = 0.0
+    preds[2, 1] = target[2, 0] + 0.01 * preds[2, 1]  # another source: fidelity is undefined
+    pooled = getattr(mapss(preds, target).utterance(), metric_class.score_name)
+    for reduction in ("mean", "source", "none"):
+        metric = metric_class(mapss, reduction=reduction, keep_items=True)
+        for items in (slice(0, 2), slice(2, 3)):
+            metric.update(preds[items], target[items])
+        near(metric.item_scores(), pooled)
+    assert metric.compute().shape[:2] == pooled.shape
+
+
 def test_fidelity_and_bleed_are_pooled_as_the_scores_are():
     mapss = stub_scorer()
     preds, target = leaking_pair(2)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torch_mapss import MAPSS, DistortionBank, ReferenceBank, Scores
 from torch_mapss.audio.loudness import Meter, at_loudness, metered
-from torch_mapss.encoders import MelEncoder
+from torch_mapss.encoders import Encoder, MelEncoder
 from torch_mapss.evaluation import demo
 from torch_mapss.pipeline import segments
 from torch_mapss.pipeline.bank import LongClip
@@ -146,6 +146,76 @@ def test_an_encoder_with_attention_receives_a_segment_and_a_second():
     torch.testing.assert_close(roomy.ps, tight.ps, rtol=1e-4, atol=1e-5)
 
 
+class Limited(Encoder):
+    """Projections of frames, from an encoder that accepts clips of 3 s at most."""
+
+    def __init__(self, seconds: float = 3.0) -> None:
+        super().__init__(
+            name="limited",
+            sample_rate=RATE,
+            hop=320,
+            receptive_field=400,
+            feature_size=8,
+            maximum_samples=round(seconds * RATE),
+        )
+        generator = torch.Generator().manual_seed(0)
+        self.register_buffer("weights", 0.05 * torch.randn(400, 8, generator=generator))
+
+    def _encode(self, flat: Tensor) -> Tensor:
+        return flat.unfold(-1, 400, 320) @ self.weights
+
+
+def limited(**options: Any) -> MAPSS:
+    bank = DistortionBank("separation", only=["tone"])
+    options = {"segment": "auto", **options}
+    return MAPSS(Limited(), measures="separation", separation_bank=bank, **options)
+
+
+@pytest.mark.parametrize("frames", [148, 149, 150, 151, 200])
+@pytest.mark.parametrize("segment", ["auto", 1.0])
+def test_the_longest_segment_fits_the_encoder_with_its_context(frames, segment):
+    """Of 50 frames a segment, where the middle ones have a second on each side."""
+    references = bursts(frames * 320 / RATE + 0.015)
+    scores = limited(segment=segment)(leaky(references), references, frames=30)
+    assert scores.ps.shape[-1] == frames
+    assert scores.active.any()
+
+
+@pytest.mark.parametrize("segment", ["auto", None])
+def test_excerpts_longer_than_an_encoder_accepts_are_split(segment):
+    references = bursts(8.0)
+    scorer = limited(segment=segment)
+    bank = scorer.prepare(references, excerpts=[(16_000, 96_000)])
+    done: list[tuple[int, int]] = []
+    (scores,) = scorer.score_systems(
+        [leaky(references)], bank, on_segment=lambda *progress: done.append(progress)
+    )
+    inside = (scores.times > 1.1) & (scores.times < 5.9)
+    complete = limited()(leaky(references), references)
+    assert torch.equal(scores.active[..., inside], complete.active[..., inside])
+    assert done[-1] == (6, 6)
+
+
+def test_what_is_too_long_is_told_a_way_out_that_helps():
+    references = bursts(4.0)
+    with pytest.raises(ValueError, match=r"accepts at most 3 s.*segment=\"auto\"") as refusal:
+        limited(segment=None)(references, references)
+    with pytest.raises(ValueError, match="accepts at most 3 s") as refusal_of_encoder:
+        Limited()(references)
+    assert str(refusal.value).split("has")[1] == str(refusal_of_encoder.value).split("has")[1]
+    assert limited()(leaky(references), references).active.any()
+
+
+def test_encoders_that_are_too_short_for_segments_score_whole_clips():
+    references = bursts(1.5)
+    whole = MAPSS(Limited(2.0), measures="separation", segment="auto")
+    assert whole.config.segment == float("inf")
+    with pytest.raises(ValueError, match=r"segment must be None .*at most 2 s"):
+        MAPSS(Limited(2.0), measures="separation", segment=1.0)
+    with torch.no_grad():
+        assert whole(leaky(references), references, frames=3).active.any()
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e18])
 def test_embeddings_of_any_scale_are_scored_in_segments_as_whole(scale):
     class Scaled(Counting):
@@ -257,8 +327,8 @@ def test_the_meter_takes_rows_in_any_order():
 def test_segments_are_even_and_cover_all_frames():
     for frames in (1, 7, 100, 3001):
         for longest in (1, 3, 50, 5000):
-            spans = list(segments.segments(frames, longest))
-            assert [f for a, b in spans for f in range(a, b)] == list(range(frames))
+            spans = list(segments.segments(10, 10 + frames, longest))
+            assert [f for a, b in spans for f in range(a, b)] == list(range(10, 10 + frames))
             sizes = [b - a for a, b in spans]
             assert max(sizes) <= longest
             assert max(sizes) - min(sizes) <= 1

@@ -144,12 +144,7 @@ class Encoder(nn.Module):
                 "signal, with time on the last axis."
             )
         if longest is not None and samples > longest:
-            raise ValueError(
-                f"waveform has {samples} samples ({samples / rate:.2f} s), but encoder "
-                f"{self.name!r} has positions for at most {longest} ({longest / rate:g} s at "
-                f"{rate} Hz). Score it in segments: MAPSS(..., segment=20), or --segment 20 on the "
-                "command line."
-            )
+            raise ValueError(too_long("the waveform", samples / rate, self.name, longest / rate))
 
     def _cast(self, waveform: Tensor) -> Tensor:
         """Cast to the dtype of the computation; half precision is lifted to float32."""
@@ -211,17 +206,26 @@ class Encoder(nn.Module):
         return f"{self.name!r}{layer}, sample_rate={self.sample_rate}, {grid}"
 
 
+def too_long(subject: str, seconds: float, encoder: str, longest: float) -> str:
+    """What to say of a signal longer than the ``longest`` seconds that an encoder accepts."""
+    return (
+        f"{subject} has {seconds:.3f} s, but encoder {encoder!r} accepts at most {longest:g} s. "
+        'Score it in segments: MAPSS(..., segment="auto"), which is the default of '
+        "torch_mapss.evaluate and of the command line."
+    )
+
+
 def is_usable(embeddings: Tensor) -> Tensor:
     """() bool tensor, whether any value is finite and below 1e30; reading it synchronises."""
     return (embeddings.detach().abs() < ABSURD).any()
 
 
-def broken(embeddings: Tensor, encoder: Encoder) -> str:
+def broken(encoder: Encoder, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> str:
     """What to say of an encoder whose embeddings are not usable."""
     name = getattr(encoder, "checkpoint", encoder.name)
     return (
-        f"encoder {name!r} (layer {encoder.layer}, dtype {encoder.dtype or embeddings.dtype}, "
-        f"device {embeddings.device}) returned no usable value: all of shape "
-        f"{tuple(embeddings.shape)} are NaN, infinite or above {ABSURD:g}. The model is broken or "
+        f"encoder {name!r} (layer {encoder.layer}, dtype {encoder.dtype or dtype}, "
+        f"device {device}) returned no usable value: all of shape "
+        f"{tuple(shape)} are NaN, infinite or above {ABSURD:g}. The model is broken or "
         "overflows: check the checkpoint, or load it with dtype=torch.float32."
     )

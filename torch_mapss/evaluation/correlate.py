@@ -35,7 +35,7 @@ from torch_mapss.evaluation.correlation_stats import METHODS, CorrelationSetting
 from torch_mapss.evaluation.correlation_tables import Correlation, is_turned
 from torch_mapss.evaluation.csv_input import read_csv_table
 from torch_mapss.evaluation.ratings import KEYS, Stimuli, join, load_ratings
-from torch_mapss.evaluation.results import load_results
+from torch_mapss.evaluation.results import Results, load_results
 from torch_mapss.evaluation.significance import FEW, holm
 from torch_mapss.score_table import SCORES, present, score_label, score_names
 
@@ -59,7 +59,7 @@ _OUTPUT = ["mixture_id", "system", "source_index"]
 
 
 def correlate(
-    results: str | os.PathLike[str],
+    results: Results | str | os.PathLike[str],
     ratings: str | os.PathLike[str],
     *,
     columns: Mapping[str, str] | None = None,
@@ -72,7 +72,7 @@ def correlate(
     """Correlate the scores of a results folder with ratings.
 
     Args:
-        results: folder of ``torch-mapss evaluate``.
+        results: folder of ``torch-mapss evaluate``, or what ``load_results`` read of it.
         ratings: CSV file, see :func:`torch_mapss.evaluation.ratings.load_ratings`.
         columns: names of its columns where they are not the usual ones.
         sources: source of the results -> source of the ratings, where names differ.
@@ -169,7 +169,7 @@ def checked_settings(**settings: Any) -> CorrelationSettings:
 
 
 def scored_outputs(
-    results: str | os.PathLike[str], rivals: Sequence[str | os.PathLike[str]] = ()
+    results: Results | str | os.PathLike[str], rivals: Sequence[str | os.PathLike[str]] = ()
 ) -> DataFrame:
     """The outputs of a results folder, with the scores of other measures.
 
@@ -179,10 +179,11 @@ def scored_outputs(
     Raises:
         ValueError: not a results folder, or a table without the columns that name an output.
     """
-    rows = load_results(results).scores
-    rows = rows[rows["status"] != "failed"]
+    results = load_results(results)
+    folder = io.shown(results.folder)
+    rows = results.scores[results.scores["status"] != "failed"]
     if rows.empty:
-        raise ValueError(f"{io.shown(results)!r} holds no scored output.")
+        raise ValueError(f"{folder!r} holds no scored output.")
     names = [f"{name}{suffix}" for name in SCORES for suffix in ("", "_radius", "_tail")]
     outputs = rows[["system", "source", *(name for name in names if name in rows)]]
     outputs = outputs.assign(track=rows["mixture_id"]).set_axis(_output_keys(rows), axis=0)
@@ -190,7 +191,7 @@ def scored_outputs(
         rival = _rival_scores(path)
         if not rival.index.is_unique or not rival.index.isin(outputs.index).any():
             raise ValueError(
-                f"{io.shown(path)!r} must have one row for each output of {io.shown(results)!r}: "
+                f"{io.shown(path)!r} must have one row for each output of {folder!r}: "
                 "mixture_id, system and source_index as in its scores.csv."
             )
         columns = [*rival.columns]

@@ -92,8 +92,9 @@ class ScoreMetric(Metric):
         for name, default, reduction in states.sums(len(self._names)):
             self.add_state(name, default, dist_reduce_fx=reduction)
         if self._kept_names:
-            self.add_state("history", [], dist_reduce_fx="cat")  # (K · S' · F) values of an item
-            self.add_state("shapes", [], dist_reduce_fx="cat")  # S' and F of each item
+            # (K · S' · (1 + F)) values of an item: each score pooled, and of its frames.
+            self.add_state("history", [], dist_reduce_fx="cat")
+            self.add_state("shapes", [], dist_reduce_fx="cat")  # S' and 1 + F of each item
 
     @property
     def mapss(self) -> MAPSS:
@@ -136,9 +137,11 @@ class ScoreMetric(Metric):
             setattr(self, name, getattr(self, name) + increment)
         self.sources = self.sources.clamp(min=source_scores.shape[-1])
         if self._kept_names:
-            kept = source_scores.unsqueeze(-1)
+            columns = [self._names.index(name) for name in self._kept_names]
+            kept = source_scores[:, columns].unsqueeze(-1)
             if self._keep_frames:
-                kept = torch.stack([batch.by_frame(name) for name in self._kept_names], 1)
+                frames = torch.stack([batch.by_frame(name) for name in self._kept_names], 1)
+                kept = torch.cat([kept, frames], -1)
             rows, shapes = states.history_rows(kept)
             self.history.append(rows)
             self.shapes.append(shapes)
@@ -231,7 +234,7 @@ class ScoreMetric(Metric):
         return back(values.to(torch.promote_types(self.dtype, torch.float32)), self.device)
 
     def _items(self, score_name: str) -> list[Tensor]:
-        """(S', F) of a score of every item kept."""
+        """(S', 1 + F) of a score of every item kept: pooled, then its F frames if they are kept."""
         if score_name not in self._kept_names:
             raise RuntimeError(
                 "item scores are not kept unless asked for, as they grow with every update. Make "

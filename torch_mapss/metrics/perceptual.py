@@ -121,7 +121,7 @@ class SingleScore(ScoreMetric):
                 UserWarning,
             )
         if self.reduction == "none":
-            return states.padded(self._items(self.score_name))
+            return states.padded([item[:, 1:] for item in self._items(self.score_name)])
         if self.reduction == "source":
             # Before any update a source is NaN all the same.
             sources = int(self.sources) or len(self._request.attributed or (0,))
@@ -135,7 +135,7 @@ class SingleScore(ScoreMetric):
 
         Returns:
             (n, S') on the CPU, in the order of the updates, of this process (of all of them
-            within ``with metric.sync_context():``). After ``reduction="none"``: means over frames.
+            within ``with metric.sync_context():``): frames pooled, whatever the ``reduction``.
 
         Raises:
             RuntimeError: the metric was made without ``keep_items=True``.

@@ -18,7 +18,6 @@ from torch.nn.functional import pad
 from torchmetrics.utilities import dim_zero_cat
 
 from torch_mapss.core.devices import working_device
-from torch_mapss.core.pooling import masked_mean
 from torch_mapss.encoders import CustomEncoder
 from torch_mapss.metrics.scored_batch import item_means
 from torch_mapss.pipeline.mapss import MAPSS
@@ -163,8 +162,7 @@ def padded(items: Sequence[Tensor]) -> Tensor:
 
 
 def item_rows(items: Sequence[Tensor]) -> Tensor:
-    """(n, S') of the (S', F) of each item: the mean over its frames, NaN where undefined."""
+    """(n, S') of the (S', 1 + F) of each item: its pooled scores, NaN where undefined."""
     if not items:
         return torch.zeros(0, 0, device="cpu")
-    means = [masked_mean(item.nan_to_num(0.0), ~item.isnan()).unsqueeze(-1) for item in items]
-    return padded(means).squeeze(-1)
+    return padded([item[:, :1] for item in items]).squeeze(-1)

@@ -29,6 +29,7 @@ from torch_mapss.encoders import (
     known_row,
     mel_on_grid,
 )
+from torch_mapss.encoders.base import too_long
 from torch_mapss.encoders.registry import as_dtype, checkpoint_of
 from torch_mapss.pipeline.measures import MEASURES, with_encoder
 from torch_mapss.pipeline.memory import Budget, budget
@@ -312,11 +313,7 @@ class Config:
                 )
             slot, seconds = self.encoders[str(measure.encoder)], samples / self.sample_rate
             if seconds > slot.seconds and not self.is_long(samples):
-                raise ValueError(
-                    f"a clip has {seconds:.2f} s, but encoder {slot.name!r} accepts at most "
-                    f"{slot.seconds:g} s. Score it in segments: MAPSS(..., segment=20), or "
-                    "--segment 20 on the command line."
-                )
+                raise ValueError(too_long("a clip", seconds, slot.name, slot.seconds))
 
     @cached_property
     def grid(self) -> Grid:
@@ -354,14 +351,28 @@ class Config:
         slot = min(self.encoders.values(), key=lambda slot: slot.seconds)
         longest = slot.seconds - 2 * CONTEXT
         if isinstance(self.segment_setting, str):
-            return min(SEGMENT, longest)
+            return min(SEGMENT, longest) if self.encodable_frames >= 1 else math.inf
         if self.segment_setting > longest:
+            limit = f"segment must be at most {longest:g} s"
+            if longest < 1.0:  # the shortest segment that MAPSS takes
+                limit = "segment must be None"
             raise ValueError(
-                f"segment must be at most {longest:g} s for encoder {slot.name!r}, got "
-                f"{self.segment_setting!r}: it accepts at most {slot.seconds:g} s, {CONTEXT:g} s "
-                "on each side of a segment included."
+                f"{limit} for encoder {slot.name!r}, got {self.segment_setting!r}: it accepts at "
+                f"most {slot.seconds:g} s, {CONTEXT:g} s on each side of a segment included."
             )
         return self.segment_setting
+
+    @property
+    def encodable_frames(self) -> float:
+        """Largest number of frames that every encoder accepts with context on both sides."""
+        limits = [slot.frames.maximum_samples for slot in self.encoders.values()]
+        samples = min((limit for limit in limits if limit), default=math.inf)
+        if math.isinf(samples):
+            return samples
+        # Beyond its last frame, an encoder may receive what is left of a hop.
+        surplus = self.grid.receptive_field + self.grid.hop - 1
+        frames = (int(samples) - surplus) // self.grid.hop + 1
+        return frames - 2 * round(CONTEXT * self.grid.sample_rate / self.grid.hop)
 
     @property
     def segment_frames(self) -> float:

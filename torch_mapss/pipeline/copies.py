@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,8 +31,8 @@ class Encoding:
     def __init__(self, config: Config, budget: Budget) -> None:
         self.config = config
         self.budget = budget
-        # Of each call whether it gave usable numbers, and what to say if not.
-        self._outcomes: list[tuple[Tensor, str]] = []
+        # Of each call whether it gave usable numbers, and what the error message states if not.
+        self._outcomes: list[tuple[Tensor, tuple[Any, ...]]] = []
 
     def __call__(
         self,
@@ -49,7 +49,8 @@ class Encoding:
             waves = waves[..., :length]
         embeddings = encoder(waves, self.budget.embeddings)
         if embeddings.numel():
-            self._outcomes.append((is_usable(embeddings), broken(embeddings, encoder)))
+            description = encoder, embeddings.shape, embeddings.dtype, embeddings.device
+            self._outcomes.append((is_usable(embeddings), description))
         shared = self.config.grid.shared(embeddings, encoder)
         return shared if frames is None else shared[..., frames, :]
 
@@ -72,9 +73,9 @@ class Encoding:
         if not outcomes:
             return
         flags = torch.stack([usable for usable, _ in outcomes]).tolist()
-        for is_fine, (_, message) in zip(flags, outcomes):
+        for is_fine, (_, description) in zip(flags, outcomes):
             if not is_fine:
-                raise RuntimeError(message)
+                raise RuntimeError(broken(*description))
 
 
 # ------------------------------------------------------------------------------------------------

@@ -121,16 +121,22 @@ def _container_limits() -> Iterator[int]:
 
 
 _REMEDY = (
-    "Pass a smaller memory= (a text like '1GiB'), fewer or shorter mixtures or fewer frames "
-    "(frames=...), score under torch.no_grad() where no gradient is needed, set "
-    "activation_checkpointing=True of the encoder where one is, or free what else is on the device."
+    'Score long clips in segments (segment=60 or "auto"; without gradients), pass a smaller '
+    "memory= (a text like '1GiB'), fewer or shorter mixtures or fewer frames (frames=...), score "
+    "under torch.no_grad() where no gradient is needed, set activation_checkpointing=True of the "
+    "encoder where one is, or free what else is on the device."
 )
+# What allocators say that raise a plain RuntimeError: of the CPU, and of Apple's GPUs.
+_OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Add advice to out-of-memory errors."""
+    """Add advice to out-of-memory errors of any device, as torch.OutOfMemoryError."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
+        is_known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not is_known and not _OUT_OF_MEMORY.search(str(error)):
+            raise
         raise torch.OutOfMemoryError(f"{error}\n{_REMEDY}") from error

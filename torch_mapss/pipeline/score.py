@@ -132,13 +132,16 @@ class BlockScorer:
         self.values = [FrameValues(call) for call in calls]
         self.has_graph = any(call.wants_gradient for call in calls)
         self._waiting: list[Waiting] = []
+        groups = calls[0].bank.groups
+        self._active = [clips.active for clips in groups]  # (b, S, F) per length
+        self._plays = [active.any(-1) for active in self._active]  # (b, S) per length
 
     def add(self, group: int, block: Block) -> None:
         """Score a block of the mixtures of one length, by their index in ``bank.groups``."""
         bank = self.calls[0].bank
         clips = bank.groups[group]
-        active = clips.active[block.item, :, block.frame]  # (n, S)
-        plays = clips.active.any(-1)[block.item]  # (n, S)
+        active = self._active[group][block.item, :, block.frame]  # (n, S)
+        plays = self._plays[group][block.item]  # (n, S)
         present = sources_in_graph(active, block.has_pauses)
         items = devices.upload(clips.items, bank.device)
         position = items[block.item] * bank.frames + block.frame  # in the flattened (B, F)

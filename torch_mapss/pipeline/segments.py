@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -213,10 +214,11 @@ class LongClipFrames(ClipFrames):
     def blocks(self, chosen: Chosen) -> Iterator[Block]:
         """See :class:`ClipFrames`; the frames of a segment come in order."""
         config = self.encoding.config
-        if self.clip.excerpts is None:
-            edges = list(segments(self.clip.frames, int(config.segment_frames)))
-        else:
-            edges = [tuple(edge) for edge in self.clip.excerpts.tolist()]
+        ranges = [[0, self.clip.frames]]
+        if self.clip.excerpts is not None:
+            ranges = self.clip.excerpts.tolist()
+        longest = min(config.segment_frames, config.encodable_frames)
+        edges = [edge for begin, end in ranges for edge in segments(begin, end, longest)]
         encoders = [config.encoder_of(name) for name in self.measures]
         # Frames of local encoders need only their receptive field and overhang. Other encoders
         # receive the entire segment with some context.
@@ -367,8 +369,9 @@ def cleaned(encoded: Encoded) -> tuple[Encoded, Tensor]:
     return encoded, usable
 
 
-def segments(frames: int, longest: int) -> Iterator[tuple[int, int]]:
+def segments(begin: int, end: int, longest: float) -> Iterator[tuple[int, int]]:
     """Frame ranges [begin, end) of segments of at most ``longest`` frames, as even as possible."""
-    count = -(-frames // longest)
-    edges = [frames * k // count for k in range(count + 1)]
+    frames = end - begin
+    count = max(1, math.ceil(frames / longest)) if frames else 0
+    edges = [begin + frames * k // max(1, count) for k in range(count + 1)]
     return itertools.pairwise(edges)

@@ -9,11 +9,13 @@ over the mixtures that both have, the mean difference with its interval, wins, t
 Wilcoxon's signed rank test with Holm's correction over the tests that can reject at all. Systems
 sharing a letter do not differ significantly. Hidden references and anchors (systems control:NAME)
 have a table of their own.
-DIR gets comparison.csv (every two systems), ranking.csv (systems), sources.csv (means of every
-source name), a box plot per measure and a scatter plot of fidelity over clearance (PNG and SVG).
+With --out, DIR gets comparison.csv (every two systems), ranking.csv (systems), sources.csv (means
+of every source name), a box plot per measure and a scatter plot of fidelity over clearance (PNG and
+SVG).
 torch_mapss.compare in Python takes another level, confidence, weights and seed as well.
 
-Example:
+Examples:
+  torch-mapss compare results
   torch-mapss compare results --out comparison
 """
 
@@ -29,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The folders, and what is compared."""
     add = parser.add_argument
     add("results", nargs="+", metavar="RESULTS", help="folders of results")
-    add("--out", required=True, metavar="DIR", help="folder of the comparison")
+    add("--out", metavar="DIR", help="folder for tables and plots (default: nothing is written)")
     add("--systems", nargs="+", metavar="NAME", help="only these (default: all)")
     only = "only these, by names of measures and of scores (default: all)"
     add("--measures", nargs="+", metavar="NAME", help=only)
@@ -43,15 +45,19 @@ def run(args: argparse.Namespace) -> int:
     """``torch-mapss compare``."""
     from torch_mapss.evaluation import io, plots
     from torch_mapss.evaluation.comparison import compare
+    from torch_mapss.evaluation.results import load_results
 
-    if args.plots:  # what would fail at the end fails at the start
+    if args.out is not None and args.plots:  # what would fail at the end fails at the start
         plots.check_available()
-    io.make_folder(args.out)
+    results = [load_results(folder) for folder in args.results]
+    if args.out is not None:  # a wrong RESULTS leaves no folder behind
+        io.make_folder(args.out)
     comparison = compare(
-        args.results, systems=args.systems, measures=args.measures, controls=args.controls
+        results, systems=args.systems, measures=args.measures, controls=args.controls
     )
-    comparison.save(args.out, plots=args.plots)
+    if args.out is not None:
+        comparison.save(args.out, plots=args.plots)
     if not args.quiet:
         console.say(comparison.summary())
-    say_written([args.out], args.quiet)
+    say_written([] if args.out is None else [args.out], args.quiet)
     return OK

@@ -11,8 +11,8 @@ p-values, differences between measures, and, where the results have bounds (eval
 what these may change. torch_mapss.evaluation.correlate.correlate in Python takes further options:
 controls, confidence, seed, convention and the correlation of a track's errors.
 
-DIR gets correlations.csv, differences.csv, per_track.csv, stimuli.csv, correlations.md, and for
-each question a LaTeX table and scatter plots.
+With --out, DIR gets correlations.csv, differences.csv, per_track.csv, stimuli.csv, correlations.md,
+and for each question a LaTeX table and scatter plots.
 
 Examples:
   torch-mapss correlate results ratings.csv --out correlations
@@ -33,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("results", metavar="RESULTS", help="folder of `torch-mapss evaluate`")
     add("ratings", metavar="RATINGS", help="CSV file, see above")
-    add("--out", required=True, metavar="DIR", help="folder of the tables")
+    add("--out", metavar="DIR", help="folder for tables and plots (default: nothing is written)")
     columns = "names of the columns track, system, source, question, role, scenario, rating"
     names = "source of the results and its name in the ratings, where they differ"
     pairs: dict[str, Any] = {"nargs": "+", "type": pair, "default": []}
@@ -62,14 +62,19 @@ def run(args: argparse.Namespace) -> int:
     """``torch-mapss correlate``."""
     from torch_mapss.evaluation import console, io, plots
     from torch_mapss.evaluation.correlate import correlate
+    from torch_mapss.evaluation.results import load_results
 
-    plots.check_available()
-    io.make_folder(args.out)
+    if args.out is not None:  # what would fail at the end fails at the start
+        plots.check_available()
+    results = load_results(args.results)
+    if args.out is not None:  # a wrong RESULTS leaves no folder behind
+        io.make_folder(args.out)
     options = {name: getattr(args, name) for name in ("rivals", "measures", "cluster", "draws")}
     options |= {"columns": dict(args.columns), "sources": dict(args.source_map)}
-    correlations = correlate(args.results, args.ratings, **options)
-    correlations.save(args.out)
+    correlations = correlate(results, args.ratings, **options)
+    if args.out is not None:
+        correlations.save(args.out)
     if not args.quiet:
         console.say(correlations.summary())
-    say_written([args.out], args.quiet)
+    say_written([] if args.out is None else [args.out], args.quiet)
     return OK
