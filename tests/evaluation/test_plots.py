@@ -114,7 +114,7 @@ def test_report_has_scores_above_the_spectrogram_of_each_source(report):
     texts = [text.get_text() for text in legend.get_texts()]
     assert texts == [
         "leakage, 1 is best: clearance, PS",
-        "distortion, 1 is best: fidelity, PM",
+        "distortion, 1 is best: fidelity, PM; gaps: not defined",
     ]
     assert [ax.get_ylabel() for ax in figure.axes if ax.images] == ["kHz"] * 3
     assert {ax.get_xlim() for ax in figure.axes} == {(0.0, 1.0)}

@@ -232,6 +232,7 @@ def add_legend(figure: Figure, pairs: Iterable[Sequence[str]] = AXES) -> None:
     for style, meaning, names in zip(_STYLES, _MEANINGS, zip(*pairs)):
         handles.append(Line2D([], [], **style))
         labels.append(f"{meaning}, 1 is best: {', '.join(map(score_label, names))}")
+    labels[-1] += "; gaps: not defined"
     figure.legend(handles, labels, loc="outside lower right", ncols=2, frameon=False)
 
 
