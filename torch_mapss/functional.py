@@ -1,4 +1,4 @@
-"""Embeddings -> scores: the stateless functions, batched over leading dimensions.
+"""Stateless functions from embeddings to scores, batched over leading dimensions.
 
 Shapes: S' outputs, S sources, P distortions, M features, N points of a frame; ``...`` any
 leading dimensions (batch, frames). Order is always outputs (estimates), references, distortions.
@@ -153,25 +153,26 @@ def clearance(
 ) -> Tensor:
     """Clearance of every output: how far it is from the other sources.
 
-    The distance from the output to the nearest other source over that from its own reference
-    there, in diffusion coordinates, at most 1. 1 is as free of leakage as the reference, 0 is
-    another source. Differentiable, without a gradient once 1 is reached; computed in float64
-    inside. See :mod:`torch_mapss.core.decomposition` for the definition. No eigendecomposition.
+    It is the distance from the output to the nearest other source, divided by the distance from its
+    own reference to that source, in diffusion coordinates, at most 1. 1 is as free of leakage as
+    the reference, 0 is another source. Differentiable, without a gradient where it is 1; computed
+    in float64. See :mod:`torch_mapss.core.decomposition` for the definition. No eigendecomposition.
 
     Args:
-        outputs: (..., S', M) embeddings of the estimates, floating point. Each has a graph of its
-            own: scores do not depend on which outputs are given together.
+        outputs: (..., S', M) embeddings of the estimates, floating point. Each has its own graph:
+            scores do not depend on which outputs are passed together.
         references: (..., S, M) embeddings of the references, S from 2 to 14 (time and memory
             grow with 2^S: 8 are fast).
-        distortions: (..., S, P, M) embeddings of the distorted references, P at least 2; 20 do.
+        distortions: (..., S, P, M) embeddings of the distorted references, P at least 2; 20 are
+            enough.
         attributed: (S',) the source of each output, no duplicates; all in order by default.
-        active: (..., S) bool. An inactive source leaves the graph with its distortions, except that
-            of its own output: what leaks into a source's pauses counts, so the embeddings of a
-            source must be finite there as well.
+        active: (..., S) bool. An inactive source leaves the graph with its distortions, except for
+            the graph of its own output: leakage into a source's pauses counts, so its embeddings
+            must be finite there as well.
         mask: (..., S, P) bool, False where a distortion is absent.
-        others: (..., S, M) embedding of the sum of the *other* references, for each source. From
-            three sources on it is a further foreign point where two or more other sources are
-            active; without it, two others that leak alone are not recognised as such.
+        others: (..., S, M) embedding of the sum of the *other* references, for each source. With
+            three or more sources it is an additional foreign point where two or more other sources
+            are active; without it, equal leakage from two sources is not recognised as leakage.
         alpha: density exponent of the kernel in [0, 1].
         time: diffusion time t, a whole number of at least 1.
 
@@ -179,7 +180,7 @@ def clearance(
         (..., S') in [0, 1]; float64 if an input is, else float32. 0 without gradient where
         undefined: no other source active, an own reference that coincides with a foreign point, or
         more than half of the pairs of points coincident (no bandwidth). A source that is silent
-        throughout has no level that its output could be compared at: leave that output out.
+        throughout has no level to compare its output at: leave that output out.
 
     Raises:
         TypeError: inputs not floating point, masks not bool.
@@ -203,12 +204,12 @@ def fidelity(
     alpha: float = 1.0,
     time: float = 1.0,
 ) -> Tensor:
-    """Fidelity of every output: how little of its displacement is not leakage.
+    """Fidelity of every output: how free it is of distortion, that is, of displacement but leakage.
 
-    What remains of the displacement from the own reference after its non-negative least squares
-    fit by the directions to the other sources, over the distance to the nearest of them; 1 less
-    this, at least 0. 1 is undistorted. An output that *is* another source has no distortion: read
-    it together with :func:`clearance`, where that is below 0.1 fidelity is undefined.
+    The displacement from the own reference is fitted by the directions to the other sources, with
+    non-negative least squares. Fidelity is 1 minus the residual over the distance to the nearest of
+    them, at least 0. 1 is undistorted. An output that *is* another source has no distortion, so
+    read it together with :func:`clearance`: where that is below 0.1, fidelity is undefined.
     Differentiable; no gradient where it is 0.
 
     Args:
@@ -239,30 +240,29 @@ def perceptual_separation(
 ) -> Tensor:
     """PS of every output: how free it is of the other sources [eq:PS_final].
 
-    B/(A + B) with A the Mahalanobis distance of the output to the cluster of its own source and
-    B to the closest other one, on the diffusion map of the frame. 1 is free of leakage, ½ as far
-    from both, 0 another source. Differentiable, also at repeated eigenvalues; computed in
-    float64 inside. Where there is no map (more than half of the points coincide) it is ½.
+    B/(A + B) with A the Mahalanobis distance of the output to the cluster of its own source and B
+    to the closest other one, on the diffusion map of the frame. 1 is free of leakage, ½ is equally
+    far from both, 0 is another source. Differentiable, also at repeated eigenvalues; computed in
+    float64. Where there is no map (more than half of the points coincide) it is ½.
 
     Args:
         outputs: (..., S', M) embeddings of the estimates, floating point.
         references: (..., S, M) embeddings of the references, S at least 2.
         distortions: (..., S, P, M) embeddings of the distorted references, P at least 2.
         attributed: (S',) the source of each output, no duplicates; all in order by default. Only
-            the outputs given are points of the graph.
+            the outputs passed are points of the graph.
         active: (..., S) bool; an inactive source leaves the graph with its cluster and output.
-            Scores that are then undefined (own source inactive, or no other active) are 0
-            without gradient; the caller masks them.
+            Undefined scores (own source inactive, or no other source active) are 0 without
+            gradient, for the caller to mask.
         mask: (..., S, P) bool, False where a distortion is absent.
         alpha: density exponent of the kernel in [0, 1].
         time: diffusion time t, positive.
         energy: share τ of the eigenvalue sum that is retained, in (0, 1].
         convention: ``"paper"`` as printed, or ``"reference"`` as the released implementation.
         max_dimension: the most coordinates to retain; None leaves it to ``energy``.
-        eigh: precision of the eigendecomposition alone, ``"float64"`` or ``"float32"``. The
-            latter is faster on cards with slow float64. It moves PS by about 1e-6, but the
-            gradient of a single frame can be far off: for training and means, not for single
-            frames.
+        eigh: precision of the eigendecomposition alone, ``"float64"`` or ``"float32"``. The latter
+            is faster on cards with slow float64. It moves PS by about 1e-6, but the gradient of a
+            single frame can be far off: use it for training and means, not for single frames.
 
     Returns:
         (..., S') in [0, 1]; float64 if an input is, else float32.
@@ -287,10 +287,10 @@ def separation_distances(
     mask: Tensor | None = None,
     **options: Unpack[MapOptions],
 ) -> SeparationDistances:
-    """The distances A and B that PS is made of [eq:B].
+    """Distances A and B in PS = B/(A + B) [eq:B].
 
-    PS divides by A and so reacts to distortion as well; B alone tells how far the output is from
-    the closest foreign cluster. Arguments and errors as :func:`perceptual_separation`.
+    PS also reacts to distortion, through A; B alone is the distance of the output from the closest
+    foreign cluster. Arguments and errors as :func:`perceptual_separation`.
 
     Returns:
         A :class:`SeparationDistances` of two (..., S') tensors, at least 0; 0 where undefined.

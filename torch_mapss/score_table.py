@@ -21,17 +21,17 @@ from typing import Any
 class Score:
     """One score."""
 
-    name: str  # field of Scores and of UtteranceScores, column of tables
+    name: str  # field of Scores and UtteranceScores, and column of tables
     measure: str  # family that computes it
-    label: str  # for people
+    label: str  # readable name
     meaning: str  # a sentence, with the range
     unit: str = ""  # "dB" or none
-    limits: tuple[float | None, float | None] = (None, None)  # lowest and highest value
-    digits: int = 3  # after the decimal point, for people
+    limits: tuple[float | None, float | None] = (None, None)  # lowest and highest possible value
+    digits: int = 3  # digits after the decimal point in texts
     higher_is_better: bool = True
-    ranked: bool = False  # systems are ranked by it; others are poolings of one that is, or
-    diagnostic: bool = False  # say nothing of which system is better
-    frame_field: str | None = None  # field of Scores whose frames are pooled; None: no frames
+    ranked: bool = False  # whether systems are ranked by it; others are poolings of one that is, or
+    diagnostic: bool = False  # do not say which system is better
+    frame_field: str | None = None  # field of Scores that is pooled; None: not computed per frame
     defined_field: str = "active"  # bool field of Scores: frames in which it has a value
     pooling: str | None = None  # frames -> utterance, a function of torch_mapss.core.pooling
     # Undefined for an utterance unless it is defined in half of the active frames.
@@ -40,11 +40,11 @@ class Score:
 
     @property
     def has_frames(self) -> bool:
-        """Whether every frame has a value of this name."""
+        """Whether frames have a value of this name."""
         return self.frame_field == self.name
 
 
-#: The measures that are computed from waveforms alone, beside those of the pipeline.
+# : Measures computed only from waveforms, in addition to those of the pipeline.
 ENERGY_MEASURES = ("si_sdr", "bss")
 
 _SHARE = (0.0, 1.0)
@@ -220,7 +220,7 @@ _ALL = (
 SCORES: dict[str, Score] = {score.name: score for score in _ALL}
 #: Names of the scores that systems are ranked by.
 RANKED = tuple(name for name, score in SCORES.items() if score.ranked)
-#: Names of the scores that every frame has.
+# : Names of the scores that frames have.
 FRAME_SCORES = tuple(name for name, score in SCORES.items() if score.has_frames)
 
 
@@ -236,19 +236,19 @@ def scores_of(measures: Iterable[str]) -> tuple[str, ...]:
 
 
 def score_names(names: str | Iterable[str], available: Iterable[str] = SCORES) -> tuple[str, ...]:
-    """Names of the scores that names of measures and of scores stand for, each once.
+    """Resolve names of measures and scores to names of scores, without repetition.
 
-    A measure stands for its available scores except diagnostic ones; any available column, a
-    diagnostic score too, can be named itself.
+    A measure stands for its available scores except diagnostic ones. Any available column, also a
+    diagnostic score, can be named itself.
 
     Args:
-        names: one name or several, in the order wanted.
-        available: columns to choose from, e.g. ``results.items.columns``. Those that are no scores
-            (measures of somebody else's) can be named as well.
+        names: one or several names, in the order of the result.
+        available: columns to choose from, e.g. ``results.items.columns``. Columns that are not
+            scores of this package can be named as well.
 
     Raises:
-        TypeError: something other than text among the names.
-        ValueError: a name that stands for nothing available.
+        TypeError: a name is not a text.
+        ValueError: a name stands for nothing available.
 
     Example:
         >>> score_names(["fidelity", "decomposition"])
@@ -282,7 +282,7 @@ def present(columns: Iterable[Any], ranked: bool | None = None) -> tuple[str, ..
 
     Args:
         columns: names, e.g. ``results.items.columns``.
-        ranked: those alone by which systems are ranked (True), or the others (False).
+        ranked: only scores that systems are ranked by (True), or only the others (False).
 
     Example:
         >>> present(["system", "log_pm", "ps", "foreign_distance"], ranked=True)
@@ -295,7 +295,7 @@ def present(columns: Iterable[Any], ranked: bool | None = None) -> tuple[str, ..
 
 
 def score_text(name: str, value: Any) -> str:
-    """A score for people: "-" where it is undefined.
+    """Format a score as text; "-" if undefined.
 
     Example:
         >>> score_text("ps", 0.98765), score_text("log_pm", -12.3456), score_text("ps", math.nan)
@@ -307,7 +307,7 @@ def score_text(name: str, value: Any) -> str:
 
 
 def score_label(name: str, unit: bool = True) -> str:
-    """The name of a score for people, with its unit.
+    """Readable name of a score, with its unit.
 
     Example:
         >>> score_label("log_pm"), score_label("bleed_db")

@@ -175,7 +175,7 @@ def check_source_rate(rate: int, name: str) -> int:
     if not lowest <= check_whole(rate, name) <= highest:
         below, above = "too little bandwidth for separation", "no recording has such a rate"
         raise ValueError(
-            f"{name} must lie between {lowest} and {highest} Hz, got {rate}: "
+            f"{name} must be between {lowest} and {highest} Hz, got {rate}: "
             f"{below if rate < lowest else above}. Check the rate, and pass the true one."
         )
     return int(rate)

@@ -1,28 +1,36 @@
-r"""How far PS and PM may be off: radii, tails, and what becomes of them. Never with gradients.
+r"""Error bounds of the scores, and their propagation to utterances and correlations. No gradients.
 
-Two errors a frame. The **radius** is what the discarded diffusion coordinates can change. For PS it
-always holds (for the same closest cluster); so does PM's in the ``"derived"`` convention. The
-paper's PM radius has constants C₁, C₂ that it does not give (1 here). The **tail** is a half-width
-at the confidence asked for: mean and covariance of a cluster are estimated from its distortions. It
-is first-order in those errors, its constants are unspecified, λmin is floored and the PM box is cut
-at half of each parameter; the distortions are a designed bank, not a random sample.
-``tail="bootstrap"`` resamples them instead. How often each interval holds its true score is
-measured by ``benchmarks/coverage.py``.
+Each frame has two errors. The **radius** is the largest change that the discarded diffusion
+coordinates can cause. For PS it always holds (for the same closest cluster), and so does PM's in
+the ``"derived"`` convention. The paper's PM radius has constants C₁, C₂ that it does not give (1
+here). The **tail** is a half-width at the requested confidence, for the mean and covariance of a
+cluster are estimated from its distortions. It is first-order in those errors, its constants are
+unspecified, λmin is floored and the PM box is cut at half of each parameter; the distortions are a
+designed bank, not a random sample. ``tail="bootstrap"`` resamples them instead.
+``benchmarks/coverage.py`` measures how often each interval contains the true score.
 
 * :mod:`torch_mapss.bounds.frames`: both errors of a frame;
-* ``separation``, ``match``, ``schur``, ``bootstrap``, ``effective``: what they are made of;
+* ``separation``, ``match``, ``schur``, ``bootstrap``, ``effective``: their ingredients;
 * :mod:`torch_mapss.bounds.utterance`: errors of the pooled scores [eq:pesq_pool_h];
 * :mod:`torch_mapss.bounds.correlation`: errors of a correlation with ratings [eq:pcc_hw];
 * :mod:`torch_mapss.bounds.diagnostics`: whether the assumptions behind them hold.
 
-**Errata.** ``convention="derived"`` and everything at the level of correlations read the paper as
-follows: d_M, not d_M², in [eq:delta_ij_short]; distances from squared distances in [eq:temp_A],
-whose ε(A) as printed adds √A times a length to A; hypot instead of a root of a sum in
-[eq:ps_prob_compact]; the trace term in [eq:ps_mu_compact], without which a nominal 97.5 % covers
-4 % (d = 40, n = 71); sqrt(r/n) in [eq:ps_cov]; four events in the union bound of PS; σ from σ² in
-[eq:sig_b_pm]; E[E(x)] ≤ (Σλ^2t)^½, by Jensen; a bias that does not shrink with the number of
-windows [eq:pesq_pool_b]; σ = p/z when intervals become standard deviations; the centred gradient of
-PCC [eq:pcc_grad]; the SRCC radius from all pairs that can swap [eq:srcc_bias].
+**Errata.** ``convention="derived"``, and everything at the level of correlations, reads the paper
+with these corrections:
+
+* [eq:delta_ij_short]: d_M, not d_M²;
+* [eq:temp_A]: distances from squared distances (ε(A) as printed adds √A times a length to A);
+* [eq:ps_prob_compact]: hypot instead of the root of a sum;
+* [eq:ps_mu_compact]: with the trace term, without which a nominal 97.5 % covers 4 % (d = 40, n =
+  71);
+* [eq:ps_cov]: sqrt(r/n);
+* union bound of PS: four events;
+* [eq:sig_b_pm]: σ from σ²;
+* truncation error: E[E(x)] ≤ (Σλ^2t)^½, by Jensen;
+* [eq:pesq_pool_b]: the bias does not shrink with the number of windows;
+* intervals as standard deviations: σ = p/z;
+* [eq:pcc_grad]: the gradient of PCC with both vectors centred;
+* [eq:srcc_bias]: the SRCC radius from all pairs that can swap.
 
 Example:
     >>> import torch

@@ -1,7 +1,7 @@
-r"""A plain bootstrap over the distortions: scores of resampled clusters, on the map as it is.
+r"""A plain bootstrap over the distortions: scores of resampled clusters, on an unchanged map.
 
 The sampled unit is the distortion, and it is common to all frames: one draw resamples the same
-members of the bank, with replacement, in every frame (where members are masked, the same share of
+members of the bank, with replacement, in every frame (where members are masked, as large a share of
 those present). A draw is a vector of counts w, and every statistic a weighted sum, so no point is
 ever copied:
 
@@ -43,7 +43,7 @@ def quantile(values: Tensor, level: float) -> Tensor:
 
 
 def resampled_counts(present: Tensor, draws: int, seed: int) -> Tensor:
-    """How often every distortion is drawn.
+    """Number of times that each distortion is drawn.
 
     Args:
         present: (F, S, P) bool.
@@ -91,7 +91,7 @@ def _weighted_scatter(weights: Tensor, deviations: Tensor) -> Tensor:
 def bootstrap_separation(
     embedding: Embedding, points: Points, settings: Settings, draws: int, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """PS (F, S') of the clusters as they are, and of every draw (R, F, S')."""
+    """PS (F, S') of the original clusters, and of every draw (R, F, S')."""
     outputs, clusters = split_points(embedding.coordinates, points)
     active, present = presence(points)
     centre, deviations, divisor = cluster_statistics(clusters, present)
@@ -130,10 +130,10 @@ def _resampled_distances(
 def bootstrap_match(
     embedding: Embedding, points: Points, settings: Settings, draws: int, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """PM (F, S') of the clusters as they are, and of every draw (R, F, S').
+    """PM (F, S') of the original clusters, and of every draw (R, F, S').
 
-    Draws whose resampled cluster is collapsed (all squared distances equal) have no fit: 1 if the
-    output coincides with its reference, else 0, as the score.
+    Draws whose resampled cluster is collapsed (all squared distances equal) have no fit; as in the
+    score, PM is then 1 if the output coincides with its reference, else 0.
     """
     deviations, output, present, count = attributed_deviations(embedding, points)
     members = presence(points)[1][..., 1:]

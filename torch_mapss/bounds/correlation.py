@@ -1,7 +1,7 @@
 r"""Utterances -> correlation with listeners: PCC and SRCC with their own error.
 
 One trial and source gives Q systems a score each, with a radius b and a half-width h, and a rating
-each [sec:propagate_ci_to_corr]. Printed formulas that cannot be right are put right here:
+each [sec:propagate_ci_to_corr]. Printed formulas that cannot be correct are corrected here:
 
 * PCC. With both vectors centred (x, m), :math:`\nabla r = m/(|x||m|) - r\,x/|x|^2` [eq:pcc_grad].
   The radius is :math:`|\nabla r||b|` [eq:pcc_bias]; biases may have any signs, so b itself is not
@@ -21,7 +21,7 @@ each [sec:propagate_ci_to_corr]. Printed formulas that cannot be right are put r
 That is ``convention="derived"``. ``"paper"`` has the radii and the SRCC's half-width as printed, to
 be compared with its tables: b centred in [eq:pcc_bias], ±b alone in [eq:srcc_bias], and in
 [eq:srcc_hw] the c* = (1 + c)/2 quantile, which is that of a one-sided change. (The gradient has
-both vectors centred here too: as printed it is none.)
+both vectors centred here too: the printed expression is not a gradient.)
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _BLOCK = 2**22
 
 
 class CorrelationBounds(NamedTuple):
-    """A correlation of scores with ratings and how far it may be off."""
+    """A correlation of scores with ratings, and its error bounds."""
 
     value: Tensor  # (...) the correlation
     radius: Tensor  # (...) from the radii of the scores
     half_width: Tensor  # (...) from their half-widths, at the same confidence
     total: Tensor  # (...) radius + half-width
-    systems: Tensor  # (...) int64, how many systems had both a score and a rating
+    systems: Tensor  # (...) int64, number of systems with both a score and a rating
 
 
 class ScenarioBounds(NamedTuple):
@@ -60,7 +60,7 @@ class ScenarioBounds(NamedTuple):
     radius: Tensor  # (...) [eq:scenario_bias]
     half_width: Tensor  # (...) [eq:scenario_halfwidth_pcc]
     total: Tensor  # (...)
-    counted: Tensor  # (...) int64, how many trials and sources were defined
+    counted: Tensor  # (...) int64, number of trials and sources that were defined
 
 
 # --------------------------------------------------------------------------------------------
@@ -73,12 +73,12 @@ def pearson(scores: Tensor, ratings: Tensor) -> Tensor:
     """PCC of scores and ratings over systems [eq:ps_pcc_i].
 
     Args:
-        scores: (..., Q), one per system; NaN where there is none.
+        scores: (..., Q), one per system; NaN where missing.
         ratings: (..., Q), likewise.
 
     Returns:
         (...) in [-1, 1], over the systems that have both. NaN, with a UserWarning, where it does
-        not exist: scores or ratings are all the same, or fewer than two systems have both.
+        not exist: if scores or ratings are all the same, or fewer than two systems have both.
 
     Raises:
         TypeError: not floating point.
@@ -99,11 +99,11 @@ def spearman(scores: Tensor, ratings: Tensor) -> Tensor:
 
 
 def _ranks(values: Tensor, present: Tensor) -> Tensor:
-    """Average ranks among the present.
+    """Average ranks among the systems that are present.
 
-    Scores that are equal number for number are tied and no others, as in scipy.stats.spearmanr:
-    saturated scores and ratings of a scale are exactly equal. Whether scores that nearly coincide
-    could change places is what the radius says.
+    Only exactly equal scores are tied, as in scipy.stats.spearmanr: saturated scores and ratings on
+    a scale are exactly equal. The radius says whether scores that nearly coincide could change
+    places.
     """
     from scipy.stats import rankdata
 
@@ -130,7 +130,7 @@ def _spearman(x: Tensor, m: Tensor, present: Tensor) -> Tensor:
 
 
 def _paired(scores: Tensor, ratings: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Both in float64, and where both are present."""
+    """Scores and ratings in float64, and a mask of the systems that have both."""
     checks.check_floating(scores, "scores")
     checks.check_floating(ratings, "ratings")
     if scores.shape != ratings.shape or scores.ndim < 1 or scores.shape[-1] < 1:
@@ -153,7 +153,7 @@ def _varies(values: Tensor, present: Tensor) -> Tensor:
 
 
 def _defined(x: Tensor, m: Tensor, present: Tensor) -> Tensor:
-    """(...) whether a correlation exists; warns about the others."""
+    """(...) bool, whether a correlation exists; warns about those that do not."""
     score, rating = _varies(x, present), _varies(m, present)
     missing = int((~(score & rating)).sum())
     if missing:
@@ -188,20 +188,21 @@ def correlation_bounds(
 
     The SRCC radius holds for every bias within the radii. The PCC radius and half-width are
     first-order in them; the SRCC half-width takes the errors of systems as independent Gaussians.
-    Neither exceeds ``1 + |r|``, the way to the far end of [-1, 1]: scores that hardly differ
-    between systems (a saturated PM) have a PCC that says nothing, and a bound that says so.
+    Neither exceeds ``1 + |r|``, the distance to the far end of [-1, 1]: scores that hardly differ
+    between systems (a saturated PM) have a meaningless PCC, and the bound shows it.
 
     Args:
-        scores: (..., Q) utterance scores of Q systems; NaN where there is none.
+        scores: (..., Q) utterance scores of Q systems; NaN where missing.
         radii: (..., Q) their radii.
         half_widths: (..., Q) their half-widths at ``confidence``.
-        ratings: (..., Q) listener ratings; NaN where there is none.
-        confidence: of the half-widths that come in and go out, in (0, 1).
+        ratings: (..., Q) listener ratings; NaN where missing.
+        confidence: confidence of the given and the returned half-widths, in (0, 1).
         method: ``"pearson"`` or ``"spearman"``.
         convention: ``"derived"``, or ``"paper"`` as printed: see the notes above. Its radii are
             shorter than what biases within b can do, and nothing caps them.
-        draws: of the jitter (SRCC). More is steadier and slower; the paper takes 10⁴.
-        seed: of the jitter; the same draws serve every trial.
+        draws: number of draws of the jitter (SRCC). More are steadier but slower; the paper takes
+            10⁴.
+        seed: seed of the jitter; all trials share the same draws.
 
     Returns:
         :class:`CorrelationBounds` of (...) float64 tensors; NaN where undefined.
@@ -268,7 +269,7 @@ def pearson_gradient(x: Tensor, m: Tensor, present: Tensor) -> Tensor:
 
 
 def spearman_radius(x: Tensor, m: Tensor, b: Tensor, present: Tensor) -> Tensor:
-    """The farthest SRCC can move for any change within b (..., Q); see the module."""
+    """Largest change of SRCC for any change of scores within b (..., Q); see the module."""
     pair = present.unsqueeze(-1) & present.unsqueeze(-2)
     pair = pair & ~torch.eye(x.shape[-1], dtype=torch.bool, device=x.device)
     apart = x.unsqueeze(-1) - x.unsqueeze(-2)
@@ -338,9 +339,8 @@ def scenario_bounds(
         values: (..., L, N) correlations of L trials with N sources; NaN where undefined or where a
             trial has fewer sources: skipped and not counted.
         radii, half_widths: (..., L, N), e.g. of :func:`correlation_bounds`.
-        correlation: ρ_l in [-1, 1], one for all or (L,);
-            :func:`torch_mapss.bounds.source_correlation` estimates it. 0 takes the sources as
-            independent, 1 is the widest.
+        correlation: ρ_l in [-1, 1], a number or (L,); :func:`torch_mapss.bounds.source_correlation`
+            estimates it. 0 treats the sources as independent, 1 gives the widest bound.
 
     Returns:
         :class:`ScenarioBounds` of (...) tensors; NaN where nothing is defined.

@@ -1,17 +1,18 @@
-"""Half-widths of clearance and fidelity: what the choice of distortions does to them.
+"""Half-widths of clearance and fidelity over the choice of distortions, by jackknife.
 
-Both read distances in the entire map, so nothing is cut off: the radius is 0. The position of a
-point on the map depends on the bank. The jackknife leaves the members out in turn, on the same
-kernel (so with the same bandwidth). The sources' standard errors are added, not their squares: all
-sources have the same kinds of distortion, so their errors do not average out.
+Both scores use distances in the entire map, so no coordinate is discarded and the radius is 0. The
+position of a point on the map depends on the bank. The jackknife leaves each member out in turn, on
+the same kernel (and so with the same bandwidth). The standard errors of the sources are added, not
+their squares: all sources have the same kinds of distortion, so their errors do not average out.
 
     error = sum over sources of sqrt((n - 1) mean over its n members of (score without it - mean)^2)
 
-The half-width is this times the normal quantile, at most 1. It claims no other error.
+The half-width is this error times the normal quantile, at most 1. It covers no other source of
+error.
 
-**Of an utterance** the pooled score takes the place of the frame's. All frames are compared with
-the same distortions, so a member is left out of all of them at once: the error does not shrink with
-the number of frames, as it would if every frame had drawn its own.
+**For an utterance** the pooled score takes the place of the frame's. All frames use the same
+distortions, so a member is left out of all frames at once. The error therefore does not shrink with
+the number of frames, as it would if each frame drew its own distortions.
 
 ``benchmarks/coverage.py`` measures how often both hold against other draws of a bank.
 """
@@ -30,28 +31,29 @@ from torch_mapss.core.frame_batches import Score, Scored
 from torch_mapss.core.points import Points
 from torch_mapss.core.settings import Settings
 
-BATCH_BYTES = 2**26  # working memory of the versions of a batch of graphs
+BATCH_BYTES = 2**26  # working memory for all versions of a batch of graphs
 
 
 class LeftOut(NamedTuple):
-    """Scores of frames without one member of the bank each, or their sums over frames."""
+    """Scores of frames with each member of the bank left out, or their sums over frames."""
 
     # (..., S', S, P) each
     clearance_left_out: Tensor  # 0 where clearance is undefined
     distortion_left_out: Tensor  # squares of 1 - F; 0 where fidelity is undefined
-    members_left_out: Tensor  # bool, or in how many frames: present in the graph
+    members_left_out: Tensor  # bool, present in the graph; or the number of such frames
 
 
 def decomposition_errors(
     options: BoundSettings, *, scores: bool = False, left_out: bool = False
 ) -> Score:
-    """A score function of radius (0) and tail of clearance and fidelity, (F, S') each.
+    """Make a score function for radius (0) and tail of clearance and fidelity, (F, S') each.
 
     0 where the score is undefined.
 
     Args:
-        options: checked; of these it reads ``confidence``.
-        scores: also return what :func:`torch_mapss.core.decomposition.decomposition_scores` does.
+        options: checked options, of which ``confidence`` is used.
+        scores: also return the result of
+            :func:`torch_mapss.core.decomposition.decomposition_scores`.
         left_out: also return the fields of :class:`LeftOut`, for the half-width of an utterance.
     """
 
@@ -79,8 +81,9 @@ def utterance_half_widths(
     """Half-widths (..., S') of utterance clearance and fidelity; NaN where no frame is defined.
 
     Args:
-        sums: over the frames of each utterance, (..., S', S, P).
-        clearance_frames, fidelity_frames: (..., S') in how many frames each score is defined.
+        sums: sums over the frames of each utterance, (..., S', S, P).
+        clearance_frames, fidelity_frames: (..., S') number of frames in which each score is
+            defined.
         confidence: in (0, 1).
     """
     members = sums.members_left_out > 0

@@ -1,9 +1,9 @@
-"""Do the assumptions behind the bounds hold on your data? Functions that measure them.
+"""Measurements of how well the assumptions behind the bounds hold on your data.
 
-The bounds of [sec:bounds] rest on things the paper looked at once: squared distances of a cluster
-follow a Gamma distribution (PM itself needs this), neighbouring distortions are weakly correlated
-(sum of autocorrelations 0.2, so n_eff = 0.7 n), and the errors of the sources of a trial are
-correlated by ρ_l. No gradients.
+The bounds of [sec:bounds] rest on assumptions that the paper checked on one data set: squared
+distances of a cluster follow a Gamma distribution (PM itself needs this), neighbouring distortions
+are weakly correlated (sum of autocorrelations 0.2, so n_eff = 0.7 n), and the errors of the sources
+of a trial are correlated by ρ_l. No gradients.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from torch_mapss.core.settings import MapOptions, Settings, map_settings
 
 
 class GammaTest(NamedTuple):
-    """How well a Gamma distribution fits the squared distances of a cluster."""
+    """Goodness of fit of a Gamma distribution to the squared distances of a cluster."""
 
     statistic: Tensor  # (..., S') Kolmogorov-Smirnov distance in [0, 1], 0 where undefined
-    p_value: Tensor  # (..., S') of that distance or more if the Gamma were given beforehand
+    p_value: Tensor  # (..., S') probability of this distance or more for a Gamma fixed beforehand
     shape: Tensor  # (..., S') k
     scale: Tensor  # (..., S') θ
 
 
 class BankCorrelation(NamedTuple):
-    """Dependence along the bank's order."""
+    """Correlation of neighbouring distortions in the bank's order."""
 
     total: Tensor  # (..., S) Σρ̂ up to the first insignificant lag; the paper saw 0.2
     share: Tensor  # (..., S) n_eff / n = 1/(1 + 2Σρ̂), at most 1; the paper takes 0.7
@@ -63,7 +63,7 @@ def gamma_fit_test(
     """Kolmogorov-Smirnov test of the Gamma fit that PM is read from, per cluster.
 
     k and θ are fitted to the same distances, which makes the statistic smaller than for a Gamma
-    given beforehand: p values are too large, and a small one is strong evidence against the fit.
+    fixed beforehand. So p values are too large, and a small one is strong evidence against the fit.
 
     Args:
         outputs, references, distortions, attributed, active, mask, options: as for
@@ -125,11 +125,11 @@ def source_correlation(
     seed: int = 0,
     **options: Unpack[MapOptions],
 ) -> SourceCorrelation:
-    """ρ_l: how the errors of the sources of one trial go together, by bootstrap.
+    """Correlation ρ_l of the errors of a trial's sources, by bootstrap.
 
-    PS of two sources share their clusters, so a draw that moves one moves the other. PM of each
-    reads only its own cluster, and distortions are drawn independently per source: its ρ_l is 0
-    up to the number of draws.
+    The PS of two sources uses the same clusters, so a draw that moves one moves the other. PM uses
+    only the own cluster, and distortions are drawn independently per source, so its ρ_l is 0 up to
+    the noise of the draws.
 
     Args:
         outputs, references, distortions: (F, S', M), (F, S, M), (F, S, P, M), the frames of one
@@ -140,8 +140,8 @@ def source_correlation(
         seed: of the draws.
 
     Returns:
-        :class:`SourceCorrelation`, over all frames where both sources are active; NaN for a source
-        that never is.
+        :class:`SourceCorrelation`, over all frames in which both sources are active; NaN for a
+        source that never is.
 
     Raises:
         TypeError, ValueError: as the scores; fewer than two outputs, or draws below 2.

@@ -1,4 +1,4 @@
-"""Bartlett's effective sample size: how many independent points a cluster is worth [sec:bounds]."""
+"""Bartlett's effective sample size: the number of independent points in a cluster [sec:bounds]."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _ends(x: Tensor, count: Tensor, lag: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def bartlett_sum(clusters: Tensor, present: Tensor, dimension: Tensor) -> Tensor:
-    """Σ_{ℓ≤L} ρ̂_ℓ, (F, S): up to and with the first insignificant lag L [sec:bounds]."""
+    """Σ_{ℓ≤L} ρ̂_ℓ, (F, S), up to and including the first insignificant lag L [sec:bounds]."""
     rho = lag_correlations(clusters, present, dimension)
     count = present.sum(-1, keepdim=True)
     lag = torch.arange(1, rho.shape[-1] + 1, device=rho.device)
@@ -73,7 +73,7 @@ def normal_quantile(confidence: float) -> float:
 def effective_size(
     clusters: Tensor, present: Tensor, dimension: Tensor, n_eff: float | str
 ) -> Tensor:
-    """n_eff (F, S) of every cluster: a share of its points, or Bartlett's, never more than all."""
+    """n_eff (F, S) of every cluster: a share of its points, or Bartlett's, at most its size."""
     count = present.sum(-1).to(clusters.dtype)
     if not isinstance(n_eff, str):
         return n_eff * count

@@ -1,18 +1,18 @@
-r"""Error bounds of PS and PM: what truncation and finitely many distortions can do to a score.
+r"""Error bounds of PS and PM from truncation and from finitely many distortions.
 
-Everything here runs without gradients, on all clusters of all frames at once, and reads the same
-maps as the scores. Two errors are told apart and added [eq:ps_final_bound], [eq:pm_final_bound]:
+Everything here runs without gradients, on all clusters of all frames at once, and uses the same
+maps as the scores. Two errors are distinguished and added [eq:ps_final_bound], [eq:pm_final_bound]:
 
 * **radius**, deterministic: the score keeps d of N-1 coordinates.
 * **tail**, probabilistic: mean and covariance of a cluster are estimates from its N_p distortions.
 
 **What is guaranteed.** The PS radius, and the derived PM radius: always (j* and the points given).
 Everything else is an approximation. The tails are first-order in the errors of mean, covariance, k
-and θ; their constants (C, C₁, C₂, 1 here) are nowhere specified; λ̃min is floored at 5 % of λmax and
-the box of PM is cut at half of each parameter, both to keep bounds from being extremely loose, and
-both can make them too short; Δ_a has no derivation in the paper; the map itself is taken as given;
-distortions are a designed bank, not a random sample. ε(A) of [eq:temp_A] adds sqrt(A) times a
-length to A: it is dimensionally odd, and left so in the paper's convention.
+and θ; their constants (C, C₁, C₂, 1 here) are nowhere specified; λ̃min is floored at 5 % of λmax
+and the box of PM is cut at half of each parameter, both to keep bounds from being extremely loose,
+and both can make them too short; Δ_a has no derivation in the paper; the map itself is taken as
+given; distortions are a designed bank, not a random sample. ε(A) of [eq:temp_A] adds sqrt(A) times
+a length to A: it is dimensionally inconsistent, and kept as printed in the paper's convention.
 ``benchmarks/coverage.py`` measures how often each interval holds.
 
 The derivations are in the modules that do the work: ``schur`` (what truncation discards),
@@ -63,10 +63,10 @@ class DecompositionBounds(NamedTuple):
 
 
 class TruncationBounds(NamedTuple):
-    """Length of what the truncated embedding of a point leaves out."""
+    """Length of the coordinates that the truncated embedding of a point leaves out."""
 
     expectation: Tensor  # (...) root mean square of E(x) under π, so at least its mean
-    bound: Tensor  # (...) E(x) stays below it with the confidence asked for
+    bound: Tensor  # (...) E(x) stays below it with the requested confidence
 
 
 # --------------------------------------------------------------------------------------------
@@ -97,29 +97,30 @@ def separation_bounds(
 
     ``|PS of the full space - PS| <= radius`` always holds (for the same closest cluster j*). The
     tail is an approximation: see the module's notes, and ``benchmarks/coverage.py`` for how often
-    it holds. Nothing is capped except where a convention says so: a bound above ½ says little.
+    it holds. Bounds are capped only where a convention says so; one above ½ says little.
 
     Args:
-        outputs, references, distortions, attributed, active, mask: as for
+        outputs, references, distortions, attributed, active, mask: as in
             :func:`torch_mapss.functional.perceptual_separation`.
-        confidence: 1 - δ in (0, 1), for each measure on its own.
+        confidence: 1 - δ in (0, 1), for each measure separately.
         tail: ``"concentration"`` (the paper's inequalities) or ``"bootstrap"``: the ``confidence``
-            quantile of the change when the distortions are drawn again with replacement, on the
-            map as it is. Costs ``draws`` factorisations per cluster.
+            quantile of the change when the distortions are resampled with replacement, on an
+            unchanged map. Costs ``draws`` factorisations per cluster.
         n_eff: effective sample size: a share of the cluster's points in (0, 1], or ``"bartlett"``
             to estimate it for every cluster from the autocorrelation along the bank's order
             (never more than the cluster has). Smaller is wider.
         c: constant C of [eq:ps_cov], which the paper leaves open. Larger is safer and wider.
         floor: ε_r in (0, 1], the share of λmax added to the least eigenvalue. Larger is tighter.
         draws: number of bootstrap draws.
-        seed: of the bootstrap draws; every frame resamples the same distortions.
-        options: settings of the map, as for the score. The convention is ``"paper"`` as printed,
-            ``"reference"`` as the released implementation, or ``"derived"`` with units, unions and
-            constants put right (the scores are then the paper's).
+        seed: seed of the bootstrap draws; every frame resamples the same distortions.
+        options: settings of the map, as in the score. The convention is ``"paper"`` as printed,
+            ``"reference"`` as the released implementation, or ``"derived"`` with units, union
+            bounds and constants corrected (the scores are then the paper's).
 
     Returns:
         :class:`Bounds` of (..., S') tensors. 0 where the score is undefined (own source inactive,
-        or alone): the caller masks. Where the score is ½ by rule (both distances 0) the tail is ½.
+        or alone), for the caller to mask. Where the score is ½ by rule (both distances 0) the tail
+        is ½.
 
     Raises:
         TypeError, ValueError: as the score; and a setting out of its range.
@@ -163,8 +164,8 @@ def match_bounds(
         c1: C₁ of [eq:pm_k_bias], which the paper leaves open; scales the half-width of k.
         c2: C₂ of [eq:pm_theta_bias], the same for θ.
         cap: largest half-width of k, θ and a as a share of each. The paper's ½ keeps the tail from
-            becoming extremely loose; ``math.inf`` removes it (and with 70 distortions then leaves
-            little but vacuous tails).
+            becoming extremely loose; ``math.inf`` removes it (and with 70 distortions leaves almost
+            only vacuous tails).
 
     Returns:
         :class:`Bounds` of (..., S') tensors. 0 where the score is undefined. Where PM is 0 or 1 by
@@ -197,12 +198,12 @@ def decomposition_bounds(
     alpha: float = 1.0,
     time: float = 1.0,
 ) -> DecompositionBounds:
-    """What the choice of distortions does to clearance and fidelity: a jackknife half-width.
+    """Jackknife half-widths of clearance and fidelity over the choice of distortions.
 
     Args:
         outputs, references, distortions, attributed, active, mask, others, alpha, time: as for
             :func:`torch_mapss.functional.clearance`.
-        confidence: in (0, 1), of each number on its own.
+        confidence: confidence in (0, 1), for each number separately.
 
     Returns:
         Two :class:`Bounds` of (..., S') tensors, radius 0; 0 where the score is undefined.
@@ -338,19 +339,19 @@ def _errors(name: str, widths: Widths, scored: Read | None, options: BoundSettin
 
 
 def separation_errors(options: BoundSettings, *, scores: bool = False) -> Score:
-    """A score function of ``ps_radius`` and ``ps_tail``, and of what PS itself returns.
+    """Make a score function for ``ps_radius`` and ``ps_tail``, optionally with those of PS.
 
-    Making a map is most of the work, and the bounds read the scores' own.
+    Making the map is most of the work, and bounds and scores share it.
 
     Args:
-        options: checked, see :func:`torch_mapss.bounds.settings.checked`.
-        scores: also return what :func:`torch_mapss.core.separation.of_separation` does.
+        options: checked options, see :func:`torch_mapss.bounds.settings.checked`.
+        scores: also return the result of :func:`torch_mapss.core.separation.of_separation`.
     """
     return _errors("ps", separation_widths, of_separation if scores else None, options)
 
 
 def match_errors(options: BoundSettings, *, scores: bool = False) -> Score:
-    """The same of ``pm_radius`` and ``pm_tail``, and of PM."""
+    """Make a score function for ``pm_radius`` and ``pm_tail``, optionally with those of PM."""
     return _errors("pm", match_widths, of_match if scores else None, options)
 
 
@@ -360,7 +361,7 @@ def match_errors(options: BoundSettings, *, scores: bool = False) -> Score:
 
 
 def _settings(options: MapOptions) -> tuple[str, Settings]:
-    """The convention of bounds, and the settings of the maps that they read."""
+    """The convention of the bounds, and the settings of their maps."""
     convention = checks.check_choice(options.get("convention", "paper"), "convention", CONVENTIONS)
     printed = "paper" if convention == "derived" else convention
     maps: MapOptions = {**options, "convention": printed}

@@ -45,7 +45,7 @@ class MatchParts(NamedTuple):
     """Squared distances from the reference, split at d."""
 
     g: Tensor  # (F, S', P) of the distortions, retained
-    gaps: Tensor  # (F, S', P) what the discarded coordinates add [eq:diff_sq_mahal]
+    gaps: Tensor  # (F, S', P) part added by discarded coordinates [eq:diff_sq_mahal]
     a: Tensor  # (F, S') of the output, retained
     gap_a: Tensor  # (F, S') [eq:diff_sq_mahal_out]
     present: Tensor  # (F, S', P) bool
@@ -56,7 +56,7 @@ Point = tuple[Tensor, Tensor, Tensor]  # k, θ, a
 
 
 class Box(NamedTuple):
-    """Half-widths about a point, and where the box ends below."""
+    """Half-widths of a box around a point, and its lower limits."""
 
     half: Point
     floors: tuple[float, float, float] = (1e-12, 1e-12, 0.0)
@@ -106,8 +106,8 @@ def _reference_parts(
 
     Σ_d and Σ_m are about the mean of the deviations, C_dm about the reference. The matrix need not
     be positive, so b may have either sign. The retained block ends at the largest d of the batch
-    and the discarded one begins at the least; what a frame has not of either is a row of the
-    identity.
+    and the discarded one begins at the smallest; coordinates that a frame lacks are padded with
+    rows of the identity.
     """
     deviations = rows[..., :-1, :]
     mean = deviations.sum(-2, keepdim=True) / (divisor + 1)[..., None, None]
@@ -138,7 +138,7 @@ def _reference_parts(
 
 
 def fit_gamma(parts: MatchParts, embedding: Embedding, settings: Settings) -> tuple[Gamma, Tensor]:
-    """Gamma of the retained distances, and where there is none (1 and 1 stand in for it)."""
+    """Gamma of the retained distances, and where there is no fit (k and θ are 1 there)."""
     mean, variance = moments(parts.g, parts.present, parts.members)
     floor = rounding_floor(embedding).unsqueeze(-1)
     # These distances are plain in every convention: no 1e-6 on top of the floor.
@@ -171,7 +171,7 @@ def corner_maxima(centre: Point, boxes: Sequence[Box]) -> list[Tensor]:
 
 
 def _radius_box(parts: MatchParts, fit: Gamma, options: BoundSettings) -> Box:
-    """Of [eq:ps_bias]: the box of [eq:pm_k_bias] and [eq:pm_theta_bias], or the exact one."""
+    """Box for the radius [eq:ps_bias]: by [eq:pm_k_bias] and [eq:pm_theta_bias], or exact."""
     mean, variance = moments(parts.g + parts.gaps, parts.present, parts.members)
     if options.convention == "derived":
         floored = torch.where(variance > 0.0, variance, fit.variance)
@@ -194,7 +194,7 @@ def _radius_box(parts: MatchParts, fit: Gamma, options: BoundSettings) -> Box:
 
 
 def _tail_box(parts: MatchParts, fit: Gamma, options: BoundSettings) -> Box:
-    """Of [eq:pm_prob_tail]: moments by Bernstein, k and θ to first order."""
+    """Box for the tail [eq:pm_prob_tail]: moments by Bernstein, k and θ to first order."""
     log = math.log(6.0 / (1.0 - options.confidence))  # ln(2/(δ/3))
     over_n = log / parts.members.clamp(min=1).to(parts.a.dtype)  # an integer divides in float32
     sigma = fit.variance.sqrt()

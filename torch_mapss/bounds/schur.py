@@ -1,4 +1,4 @@
-r"""Retained and discarded parts of a Mahalanobis distance, and what a bound depends on.
+r"""Retained and discarded parts of a Mahalanobis distance.
 
 **Truncation.** Order the coordinates retained first. Let :math:`LL^T = \Sigma + \epsilon I` be the
 Cholesky factor of the full space and :math:`w = L^{-1}\Delta`. The leading block of L is the factor
@@ -22,7 +22,7 @@ REFERENCE_RIDGE = 1e-9
 
 
 def whole_space(embedding: Embedding) -> Embedding:
-    """The embedding with all N-1 coordinates instead of the d retained ones."""
+    """The maps with all N-1 coordinates instead of the d retained ones."""
     if embedding.discarded is None:
         return embedding
     retained, discarded = embedding.coordinates, embedding.discarded

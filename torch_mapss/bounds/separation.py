@@ -48,7 +48,7 @@ from torch_mapss.core.settings import Settings
 
 
 class Sides(NamedTuple):
-    """Every output against its own cluster and the closest foreign one, in this order."""
+    """Distances of every output to its own cluster and to the closest foreign one."""
 
     distance: Tensor  # (F, S', 2) A and B, retained
     discarded: Tensor  # (F, S', 2) b = rᵀS⁻¹r of either
@@ -57,7 +57,7 @@ class Sides(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """What the tail of PS reads of a cluster; eigenvalues of Σ^(d) as shares of the largest."""
+    """Spread of a cluster, for the tail of PS; eigenvalues of Σ^(d) as shares of the largest."""
 
     top: Tensor  # λmax
     floored: Tensor  # λ̃min / λmax
@@ -77,7 +77,7 @@ def separation_widths(
         tail = half_width(draws, score, options.confidence)
     else:
         tail = _separation_tail(sides, _spread(embedding, points, options), options)
-    # Both distances 0, or no map: PS is ½ by rule, and nothing bounds it but its range.
+    # Both distances are 0, or there is no map: PS is ½ by rule, bounded only by its range.
     undecided = (sides.distance.sum(-1) <= 0.0) | embedding.degenerate.unsqueeze(-1)
     tail = torch.where(undecided, 0.5, tail)
     if options.convention == "reference":
@@ -87,7 +87,7 @@ def separation_widths(
 
 
 def separation_sides(embedding: Embedding, points: Points, settings: Settings) -> Sides:
-    """Retained and discarded parts of every output's two distances, j* that of the retained."""
+    """Retained and discarded parts of each output's two distances; j* follows the retained."""
     full = whole_space(embedding)
     outputs, clusters = split_points(full.coordinates, points)
     active, present = presence(points)
@@ -121,7 +121,7 @@ def _spread(embedding: Embedding, points: Points, options: BoundSettings) -> Spr
     covariance = deviations.mT @ deviations / divisor[..., None, None]
     ridge = RIDGE if options.convention == "reference" else 0.0
     bottom, top, trace = _extreme_eigenvalues(covariance, embedding.dimension.unsqueeze(-1))
-    # A cluster that is one point but for rounding has no shape: its eigenvalues are none.
+    # A cluster whose points differ only by rounding has no shape: its eigenvalues are meaningless.
     point = top <= rounding_floor(embedding).unsqueeze(-1) * RIDGE
     bottom, top, trace = (torch.where(point, 0.0, x) for x in (bottom, top, trace))
     bottom, top = bottom + ridge, top + ridge
@@ -152,7 +152,7 @@ def _extreme_eigenvalues(covariance: Tensor, dimension: Tensor) -> tuple[Tensor,
 
 
 def _separation_tail(sides: Sides, spread: Spread, options: BoundSettings) -> Tensor:
-    """[eq:aftermizath] in the three conventions."""
+    """Half-width of PS [eq:aftermizath], in each of the three conventions."""
     a, b = sides.distance.unbind(-1)
     slope = torch.hypot(a, b) / torch.where(a + b > 0.0, a + b, 1.0).square()
     lead, reference = sides.cluster.shape[:-1], options.convention == "reference"

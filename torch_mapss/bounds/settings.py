@@ -1,4 +1,4 @@
-"""Settings of a bound, checked once and handed on as one record."""
+"""Settings of a bound, checked once and passed on as one record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TAILS = ("concentration", "bootstrap")
 
 
 class BoundSettings(NamedTuple):
-    """What a bound depends on, its points apart: :func:`torch_mapss.bounds.separation_bounds`."""
+    """Settings of a bound, as explained in :func:`torch_mapss.bounds.separation_bounds`."""
 
     confidence: float = 0.95
     convention: str = "paper"
@@ -30,11 +30,11 @@ class BoundSettings(NamedTuple):
 
 
 def named_settings(confidence: float, convention: str, options: Mapping[str, Any]) -> BoundSettings:
-    """The settings of a call that takes any of them by name, checked.
+    """Checked settings for a call that takes them by name.
 
     Raises:
-        TypeError: an option that there is not, or of another type.
-        ValueError: one is out of its range.
+        TypeError: an option is unknown, or has the wrong type.
+        ValueError: an option is out of range.
     """
     names = BoundSettings._fields[2:]
     for name in options:
@@ -52,7 +52,7 @@ def check_confidence(confidence: float) -> float:
 
 
 def checked(settings: BoundSettings) -> BoundSettings:
-    """The same settings; TypeError or ValueError if one is not in its range."""
+    """Check the settings and return them; TypeError or ValueError if one is out of range."""
     checks.check_choice(settings.convention, "convention", CONVENTIONS)
     checks.check_choice(settings.tail, "tail", TAILS)
     values: dict[str, Any] = {"confidence": check_confidence(settings.confidence)}

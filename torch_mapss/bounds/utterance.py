@@ -18,16 +18,17 @@ f is :math:`s'(u) w_f`,
 .. math:: w_f = \sum_m \frac{\ell_m}{M u} \frac{1}{W} \left(\frac{v_f}{\ell_m}\right)^{p-1} ,
 
 the sum over the windows f lies in. ``convention="derived"`` uses these; ``"paper"`` follows
-[eq:pesq_pool_b], [eq:pesq_pool_h], which divide both parts by sqrt(M): right for neither.
+[eq:pesq_pool_b], [eq:pesq_pool_h], which divide both parts by sqrt(M), which is correct for
+neither.
 
 **One rule for the half-width of a mean score**, in :func:`torch_mapss.evaluate` with
 ``bounds=True``: frames -> utterance by :func:`pool_match_bounds` with its defaults, radius plus
 tail, for PS and PM alike, and for clearance and fidelity by the jackknife of the pooled score, see
 :mod:`torch_mapss.bounds.decomposition`; utterances -> sources, mixtures, sets by the mean of
 half-widths. That mean does not shrink with their number: every mixture is compared with the same
-distortions, so that their errors may go together. It bounds what truncation and finitely many
-distortions do to the score of these very signals. How far the mean over another set of files would
-lie is another question, which a bootstrap over files answers.
+distortions, so that their errors may be correlated. It bounds the effect of truncation and of
+finitely many distortions on the score of these very signals. A bootstrap over files answers a
+different question: how far the mean over another set of files might lie.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ def pool_match_bounds(
         radius: (..., F) of every frame.
         tail: (..., F) half-widths; the result is a half-width of the same confidence.
         active: (..., F) bool, frames that count; all by default.
-        gap: g, how many frames the errors stay dependent. Larger is safer and wider.
+        gap: g, number of frames over which errors stay dependent. Larger is safer and wider.
         convention: ``"derived"`` never exceeds the mean of the tails, which the errors cannot
-            exceed however dependent (it matters for fewer than g + 1 frames).
+            exceed whatever their dependence (this matters for fewer than g + 1 frames).
 
     Returns:
         :class:`~torch_mapss.bounds.Bounds` of (...) tensors; NaN where no frame is active.
@@ -95,12 +96,12 @@ def pool_separation_bounds(
 ) -> Bounds:
     """Bounds of :func:`torch_mapss.functional.pool_separation` [eq:pesq_pool_b], [eq:pesq_pool_h].
 
-    Fewer than ``window`` active frames are one window of their own, as in the score.
+    Fewer than ``window`` active frames make one shorter window, as in the score.
 
     Args:
         frames: (..., F) PS of every frame.
         radius, tail, active: as for :func:`pool_match_bounds`.
-        window, hop, p: as the score was pooled.
+        window, hop, p: settings that the score was pooled with.
         gap: g of the derived convention (the printed formula has none).
         convention: ``"paper"`` as printed, or ``"derived"``: see the module's notes.
 

@@ -1,4 +1,4 @@
-"""Scores as torchmetrics metrics: :class:`SourceScores` for several, a class for each of them.
+"""Scores as torchmetrics metrics: :class:`SourceScores` for several, and one class per score.
 
 ``update(preds, target)`` takes (B, S', T) and (B, S, T), in torchmetrics' order; ``compute()`` is
 the mean over frames, then sources, then mixtures. Undefined items (silent references, no frame with
@@ -27,10 +27,10 @@ import_package(
     "torchmetrics",
     "torch_mapss.metrics",
     ". torchmetrics imports transformers where that is installed, so a broken transformers stops "
-    "it as well: repair or uninstall that one then",
+    "it as well: in that case repair or uninstall transformers",
 )
 
-# ruff: noqa: E402  (first a package that cannot be imported is explained)
+# ruff: noqa: E402  (a failing import of torchmetrics is explained first)
 from torch_mapss.metrics.functions import (
     bleed,
     clearance,

@@ -1,4 +1,4 @@
-"""What all metrics share: a batch scored by a MAPSS, and sums of its scores over a set."""
+"""Base of all metrics: scores batches with a MAPSS, and sums the scores over a set."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from torch_mapss.pipeline.inputs import check_pit
 from torch_mapss.pipeline.mapss import MAPSS, EncoderChoice, resolve
 from torch_mapss.score_table import FRAME_SCORES, SCORES, scores_of
 
-# Keywords that are handed on to a MAPSS made here; the others are torchmetrics'.
+# Keywords that are passed on to a new MAPSS; the others belong to torchmetrics.
 _MAPSS_OPTIONS = frozenset(inspect.signature(MAPSS).parameters) - {"encoder", "measures", "seed"}
 
 
 class ScoreMetric(Metric):
-    """Sums over a set of all scores of some measures.
+    """Sums all scores of some measures over a set.
 
     Metrics of equal settings and measures have equal states, whichever score each of them returns,
     so that a MetricCollection updates one of them for all.
 
-    It defines nothing that a wrapper's ``__getattr__`` would take for the wrapper's own: copying,
-    for one, is left to ``__getstate__`` and ``__setstate__`` of the class.
+    It defines nothing that a wrapper's ``__getattr__`` would forward by mistake; copying, for
+    example, is left to ``__getstate__`` and ``__setstate__`` of the class.
     """
 
     full_state_update = False
@@ -66,7 +66,8 @@ class ScoreMetric(Metric):
         options = {name: kwargs.pop(name) for name in sorted(_MAPSS_OPTIONS & set(kwargs))}
         super().__init__(**kwargs)
         seed = checks.check_seed(seed)
-        # In a tuple: no submodule, so that half() and float() leave it alone. _apply moves it.
+        # In a tuple, so that it is not a submodule and half() and float() leave it alone; _apply
+        # moves it.
         self._mapss = (resolve(mapss, encoder, options, measures, seed),)
         computed = self.mapss.measures if measures is None else measures
         measures = (*computed, *energy_measures)
@@ -79,14 +80,15 @@ class ScoreMetric(Metric):
             ranked = (name for name in self._names if SCORES[name].ranked)
             self._kept_names = tuple(name for name in ranked if name in FRAME_SCORES)
         self._keep_frames = keep_frames
-        #: Batches scored so far, which choose the random frames: set it to resume exactly.
+        # : Number of batches scored, which selects the random frames; set it to resume exactly.
         self.draws = 0
         self._add_states()
         if options.get("device") is not None:
             self.to(options["device"])
 
     def _add_states(self) -> None:
-        # The first, because old versions of torchmetrics compare only that when they merge.
+        # Added first, because old versions of torchmetrics compare only the first state when they
+        # merge.
         mark = states.fingerprint(self.mapss, self._request, self._kept_names, self._keep_frames)
         self.add_state("fingerprint", mark, dist_reduce_fx="max")
         for name, default, reduction in states.sums(len(self._names)):
@@ -98,7 +100,7 @@ class ScoreMetric(Metric):
 
     @property
     def mapss(self) -> MAPSS:
-        """The MAPSS that scores; hand it to other metrics and to losses to share its encoder."""
+        """The MAPSS that scores; pass it to other metrics and losses to share its encoder."""
         return self._mapss[0]
 
     def _settings(self) -> dict[str, Any]:
@@ -148,13 +150,13 @@ class ScoreMetric(Metric):
 
     @eager
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Add a batch and return its own value, at the cost of one :meth:`update`.
+        """Add a batch and return its value, at the cost of one :meth:`update`.
 
-        The value is differentiable in ``preds``; what the metric keeps is not.
+        The value is differentiable in ``preds``; the metric's states are not.
         """
-        # Scored first: a batch that is refused leaves the states alone.
+        # Scored first, so that a refused batch leaves the states unchanged.
         value = super().forward(self._scored(*args, **kwargs))
-        # torchmetrics keeps the value, and with it the graph, which could not be copied.
+        # torchmetrics would keep the value with its graph, which cannot be copied.
         self._forward_cache = _detached(value)
         return value
 
@@ -182,7 +184,7 @@ class ScoreMetric(Metric):
         return batch
 
     def _source_scores(self, batch: ScoredBatch) -> Tensor:
-        """(B, K, S') scores; of those that are not returned without a graph."""
+        """(B, K, S') scores; those that the metric does not return are detached."""
         scores = batch.by_source(self._names)
         returned = self._returned_names()
         columns = [x if name in returned else x.detach() for name, x in scores.items()]
@@ -194,15 +196,15 @@ class ScoreMetric(Metric):
     # ------------------------------------------------------------------------- states
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """States keep their precision, also where a wrapper converts those of its metric."""
+        """Keep the precision of states, even if a wrapper converts those of its metric."""
         value = states.in_precision(name, value) if name in states.DTYPES else value
         super().__setattr__(name, value)
 
     def _apply(self, fn: Callable, exclude_state: Sequence[str] = ()) -> ScoreMetric:
-        # Sums keep their precision, history stays on the CPU, whatever the conversion.
+        # Whatever the conversion, sums keep their precision and the history stays on the CPU.
         device_before = self._device
         super()._apply(fn, exclude_state=tuple(self._defaults))
-        self._computed = None  # a value that was kept has been converted, and rounded, as well
+        self._computed = None  # a cached value would have been converted, and rounded, too
         if self._device == device_before:
             return self
         for name, default in self._defaults.items():
@@ -213,8 +215,8 @@ class ScoreMetric(Metric):
         return self
 
     def _sync_dist(self, dist_sync_fn: Any = None, process_group: Any = None) -> None:
-        # Empty lists would be gathered with a dtype of their own, and lists on the CPU not at all
-        # by a backend for accelerators.
+        # Empty lists would be gathered with the wrong dtype, and a backend for accelerators cannot
+        # gather lists on the CPU.
         lists = ("history", "shapes") if self._kept_names else ()
         for name in lists:
             empty = torch.zeros(0, dtype=states.DTYPES[name], device="cpu")
@@ -253,7 +255,7 @@ def _detached(value: Any) -> Any:
 
 @contextmanager
 def _naming_arguments(metric: str) -> Iterator[None]:
-    """Say in errors about the input which arguments they are about."""
+    """Name the metric's arguments in errors about the input."""
     try:
         yield
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The measures of every item of a batch, as functions like those of torchmetrics."""
+"""Scores of every item of a batch, as functions like those of torchmetrics."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def perceptual_separation(
         preds: (B, S', T) estimates at the encoder's rate (16 kHz by default; ``sample_rate=``
             resamples).
         target: (B, S, T) references, S at least 2, or a bank of them (:meth:`MAPSS.prepare`).
-        mapss: scores with it; one is made of ``encoder`` and ``options`` if None.
-        encoder: as for :class:`~torch_mapss.MAPSS`.
+        mapss: scorer to use; made from ``encoder`` and ``options`` if None.
+        encoder: as in :class:`~torch_mapss.MAPSS`.
         reduction: ``"mean"`` over frames and sources, (B,); ``"source"``: (B, S');
             ``"pesq"``: the paper's pooling over frames, then the mean over sources, (B,) in
             [1.085, 1.315]; ``"none"``: frame scores (B, S', F).
         lengths: (B,) true lengths in samples of a padded batch.
         attributed: (S',) the reference each estimate belongs to; all in order if None.
         pit: ``"si_sdr"`` gives each reference the estimate that maximises the total SI-SDR of its
-            mixture; scores then stand in the order of the references. None: they are in order.
+            mixture; scores then come in the order of the references. None: estimates are in order.
         options: further keywords of :class:`~torch_mapss.MAPSS` (``sample_rate``, ``layer``, ...).
 
     Returns:
@@ -90,8 +90,9 @@ def perceptual_match(
 def clearance(preds: Tensor, target: Target, mapss: MAPSS | None = None, **options: Any) -> Tensor:
     """Clearance, freedom from leakage, of every item of a batch: in [0, 1], higher is better.
 
-    How far an estimate is from the other sources, in distances of the diffusion map. No encoder is
-    loaded but ``decomposition_encoder``, by default ``"mel"``, which needs no download.
+    It measures how far an estimate is from the other sources, in distances of the diffusion map.
+    The only encoder that is loaded is ``decomposition_encoder``, by default ``"mel"``, which needs
+    no download.
 
     Args:
         preds, target, mapss, options: as for :func:`perceptual_separation`.
@@ -110,8 +111,9 @@ def clearance(preds: Tensor, target: Target, mapss: MAPSS | None = None, **optio
 def fidelity(preds: Tensor, target: Target, mapss: MAPSS | None = None, **options: Any) -> Tensor:
     """Fidelity, freedom from distortion, of every item of a batch: in [0, 1], higher is better.
 
-    What of an estimate's displacement leads to no other source, in distances of the diffusion map;
-    over frames 1 - RMS(1 - fidelity). Undefined where clearance is below 0.1.
+    It measures the part of an estimate's displacement that does not point towards another source,
+    in distances of the diffusion map; pooled over frames as 1 - RMS(1 - fidelity). Undefined where
+    clearance is below 0.1.
 
     Args:
         preds, target, mapss, reduction, options: as for :func:`clearance`.
@@ -128,8 +130,9 @@ def fidelity(preds: Tensor, target: Target, mapss: MAPSS | None = None, **option
 def bleed(preds: Tensor, target: Target, mapss: MAPSS | None = None, **options: Any) -> Tensor:
     """Bleed of every item of a batch, in dB, lower is better; needs neither encoder nor bank.
 
-    The level of an estimate where its own source pauses and another one plays, relative to its
-    level where its source plays; over frames of mean power, within 100 dB.
+    It measures the power that an estimate adds to its reference where its own source pauses and
+    another one plays, relative to the reference's level where it plays; pooled over frames by mean
+    power, within ±100 dB.
 
     Args:
         preds, target, mapss, reduction, options: as for :func:`clearance`.
@@ -161,7 +164,7 @@ def _per_item(
     score_name = reduced_score(score_name, reduction)
     measure = measure_of_score(score_name)
     if mapss is not None and seed != 0:
-        options["seed"] = seed  # which is refused, as nothing is drawn here
+        options["seed"] = seed  # refused by MAPSS, since nothing is drawn here
     mapss = resolve(mapss, encoder, options, measure, seed)
     if isinstance(preds, Tensor) and preds.ndim == 2:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The measures as torchmetrics metrics.
+"""Torchmetrics metrics of single scores.
 
 How frames become one number: frame -> source (a column of ``scores.utterance()``) -> item (mean
 over its defined sources) -> set (mean over the items that have one). A source is undefined, NaN,
@@ -33,9 +33,10 @@ __all__ = ["Bleed", "Clearance", "Fidelity", "PerceptualMatch", "PerceptualSepar
 
 
 class _OfScore:
-    """A property of the score that a metric returns: of its default on a class, else its own.
+    """Property of a metric's score: on a class of its default score, on an instance of its own.
 
-    Metric refuses to set these on an instance, since torchmetrics reads them on classes as well.
+    A descriptor, because Metric refuses to set these on an instance, and torchmetrics also reads
+    them on classes.
     """
 
     def __init__(self, read: Callable[[Score], Any]) -> None:
@@ -46,7 +47,7 @@ class _OfScore:
 
 
 class SingleScore(ScoreMetric):
-    """Mean over a set of one score, which a subclass names."""
+    """Mean of one score over a set; a subclass names the score."""
 
     higher_is_better = _OfScore(lambda score: score.higher_is_better)  # type: ignore[assignment]
     plot_lower_bound = _OfScore(lambda score: score.limits[0])  # type: ignore[assignment]
@@ -85,7 +86,7 @@ class SingleScore(ScoreMetric):
 
     @property
     def skipped(self) -> int:
-        """Items handed in whose score is undefined, since the last reset, on this process.
+        """Number of items with an undefined score since the last reset, on this process.
 
         Within ``with metric.sync_context():`` the count over all processes.
         """
@@ -131,7 +132,7 @@ class SingleScore(ScoreMetric):
 
     @eager
     def item_scores(self) -> Tensor:
-        """One row per item handed in, NaN where undefined: tells which were skipped.
+        """Scores of each item, NaN where undefined, which shows the items that were skipped.
 
         Returns:
             (n, S') on the CPU, in the order of the updates, of this process (of all of them
@@ -174,27 +175,27 @@ class PerceptualSeparation(SingleScore):
       it were alone, whatever the padding holds
 
     Args:
-        mapss: a :class:`torch_mapss.MAPSS` to score with. Give one to all metrics and losses: they
-            then share its encoder. Metrics that are given none still share the weights of a named
-            encoder.
-        encoder: makes a MAPSS if ``mapss`` is None; None: the default encoder of MAPSS.
-        reduction: what ``compute`` returns. ``"mean"``: a 0-dim tensor, the mean over items.
-            ``"source"``: (S',), the mean of each source by its place.
-            ``"pesq"``: 0-dim, with the paper's pooling over frames, in [1.085, 1.315]. ``"none"``:
-            frame scores (n, S', F) on the CPU, NaN where undefined; these grow with every update.
-            Lightning's ``self.log`` takes metrics of a single number. Log others by name at the end
-            of the epoch, ``self.log_dict({f"ps_{i}": x for i, x in enumerate(values)})`` of
-            ``values = metric.compute().flatten()``, and call ``metric.reset()``.
+        mapss: a :class:`torch_mapss.MAPSS` to score with. Pass the same one to all metrics and
+            losses, so that they share its encoder. Metrics without one still share the weights of a
+            named encoder.
+        encoder: encoder of a new MAPSS if ``mapss`` is None; None: the default encoder of MAPSS.
+        reduction: result of ``compute``. ``"mean"``: a 0-dim tensor, the mean over items.
+            ``"source"``: (S',), the mean of each source by its place. ``"pesq"``: 0-dim, with the
+            paper's pooling over frames, in [1.085, 1.315]. ``"none"``: frame scores (n, S', F) on
+            the CPU, NaN where undefined; these grow with every update. Lightning's ``self.log``
+            takes metrics of a single number. Log others by name at the end of the epoch,
+            ``self.log_dict({f"ps_{i}": x for i, x in enumerate(values)})`` of ``values =
+            metric.compute().flatten()``, and call ``metric.reset()``.
         attributed: (S',) the reference each estimate belongs to; all in order if None.
             ``attributed=(0,)`` scores one estimate against the first of the references.
         keep_items: also keep every item's scores, on the CPU, for :meth:`item_scores`.
-        frames: score at most so many frames of a batch, drawn at random: cheaper and coarser. Every
-            batch has a draw of its own, so that the mean over many batches is unbiased. An item
+        frames: largest number of frames to score per batch, drawn at random: cheaper but coarser.
+            Each batch has a separate draw, so that the mean over many batches is unbiased. An item
             that the draw misses counts among ``skipped``.
-        seed: of these draws, and of the noise in the banks of a MAPSS that is made here. Equal
-            seeds and an equal order of batches give equal values. ``metric.draws`` counts the
-            draws, goes on through ``reset()``, and can be set to resume. In distributed evaluation
-            every process counts for itself, so values are reproducible for one number of processes.
+        seed: seed of these draws, and of the noise in the banks of a new MAPSS. Equal seeds and an
+            equal order of batches give equal values. ``metric.draws`` counts the draws, continues
+            through ``reset()``, and can be set to resume. In distributed evaluation every process
+            counts separately, so values are reproducible for a given number of processes.
         pit: ``"si_sdr"`` for separators whose outputs come in any order: each reference gets the
             estimate that maximises the total SI-SDR of its mixture, as in the losses, and the
             places of ``reduction="source"`` are those of the references. None: they are in order.
@@ -234,16 +235,16 @@ class PerceptualSeparation(SingleScore):
 class PerceptualMatch(SingleScore):
     """Mean PM over a set: how undistorted the estimates are.
 
-    In [0, 1], higher is better: 1 is indistinguishable from the reference, 0 outside everything
-    that the distortions of the reference reach. Input as for :class:`PerceptualSeparation`.
+    In [0, 1], higher is better: 1 is indistinguishable from the reference, 0 is farther out than
+    all distortions of the reference. Input as for :class:`PerceptualSeparation`.
 
     Args:
         mapss, encoder, attributed, keep_items, frames, pit, kwargs: as for
             :class:`PerceptualSeparation`.
         reduction: ``"mean"``, ``"source"`` or ``"none"``, as for :class:`PerceptualSeparation`;
             the paper's pooling of PM is the mean.
-        log: accumulate log PM, at most 0. PM saturates at 0 on audible distortion; its log goes on
-            ranking.
+        log: accumulate log PM, at most 0. PM saturates at 0 on audible distortion; its log still
+            ranks.
 
     Raises:
         TypeError, ValueError: arguments that do not fit, see the message.
@@ -274,7 +275,7 @@ class Clearance(SingleScore):
     """Mean clearance over a set: how free the estimates are of the other sources.
 
     In [0, 1], higher is better: 1 as far from the other sources as the true source is, 0 another
-    source. To be read together with :class:`Fidelity`: silence is clear of everything. Needs no
+    source. Read it together with :class:`Fidelity`, since silence is far from everything. Needs no
     download and a fiftieth of the time of PS.
 
     Args:
@@ -297,9 +298,9 @@ class Clearance(SingleScore):
 class Fidelity(SingleScore):
     """Mean fidelity over a set: how undistorted the estimates are.
 
-    In [0, 1], higher is better: 1 is undistorted. Pooled over frames as 1 - RMS(1 - F), in which
-    bad moments weigh; undefined where an output is another source (its clearance is below 0.1)
-    in more than half of the frames.
+    In [0, 1], higher is better: 1 is undistorted. Pooled over frames as 1 - RMS(1 - F), so that bad
+    moments weigh more; undefined where an output is another source (its clearance is below 0.1) in
+    more than half of the frames.
 
     Args:
         mapss, encoder, reduction, attributed, keep_items, frames, pit, kwargs: as for
@@ -311,10 +312,11 @@ class Fidelity(SingleScore):
 
 
 class Bleed(SingleScore):
-    """Mean bleed over a set: level in dB, where the own reference is silent and another is not.
+    """Mean bleed over a set: level in dB that estimates add in the pauses of their sources.
 
-    Lower is better. Relative to the level where the own reference is active; the sources of an
-    item are averaged in dB. No other metric sees these frames. Needs neither encoder nor bank.
+    Lower is better. Levels are relative to that of the reference where it is active, and the
+    sources of an item are averaged in dB. Apart from :class:`Clearance`, no other metric uses these
+    frames. Needs neither encoder nor bank.
 
     Args:
         mapss, encoder, reduction, attributed, keep_items, frames, pit, kwargs: as for

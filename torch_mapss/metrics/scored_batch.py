@@ -1,4 +1,4 @@
-"""A batch, scored: what every metric and its function read their numbers off."""
+"""Scores of a batch, which every metric and function reads its numbers from."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ REDUCTIONS = ("mean", "source", "none")
 
 
 class Request(NamedTuple):
-    """What is asked of a scorer for every batch."""
+    """What to compute for every batch."""
 
     measures: tuple[str, ...]  # families of scores, "si_sdr" and "bss" among them
     attributed: tuple[int, ...] | None = None  # (S',) source of each estimate; None: in order
-    frames: int | None = None  # scored at most; None: all
-    seed: int = 0  # of the frames that are drawn
+    frames: int | None = None  # most frames to score; None: all
+    seed: int = 0  # seed for drawing frames
     pit: str | None = None
 
 
@@ -48,7 +48,7 @@ class ScoredBatch(NamedTuple):
         return {name: value for name in names if (value := scores[name]) is not None}
 
     def by_frame(self, name: str) -> Tensor:
-        """(B, S', F) of a score that frames have, NaN where undefined."""
+        """Frame values (B, S', F) of a score, NaN where undefined."""
         scores = self.frame_scores
         return torch.where(scores.defined(name), scores.of(name), torch.nan)
 
@@ -68,8 +68,8 @@ def score_batch(
         preds: (B, S', T) or (S', T) estimates.
         target: (B, S, T) or (S, T) references, or a bank of them.
         lengths: (B,) true lengths in samples; None: T.
-        request: what is asked for.
-        draw: which draw of random frames is taken.
+        request: what to compute.
+        draw: number of the draw of random frames.
 
     Raises:
         TypeError, ValueError: input that cannot be scored, see :meth:`MAPSS.forward`; with ``pit``
@@ -107,7 +107,7 @@ def item_means(values: Tensor) -> Tensor:
 
 
 def reduced_score(score_name: str, reduction: str) -> str:
-    """The score that is averaged for a reduction: of PS, "pesq" is the paper's pooling.
+    """Name of the score that a reduction averages; for PS, "pesq" is the paper's pooling.
 
     Raises:
         ValueError: no such reduction.

@@ -72,8 +72,8 @@ def in_precision(name: str, value: Any) -> Any:
     """A state in the precision of its kind, whoever sets it.
 
     Wrappers convert the states of the metric inside along with themselves: half-precision sums
-    would stand still after a few thousand items. A state that is right is handed back itself, since
-    the metrics of a collection share theirs.
+    would stand still after a few thousand items. A state that already has the right dtype is
+    returned as is, since the metrics of a collection share theirs.
     """
     dtype = DTYPES[name]
     if not isinstance(value, list):

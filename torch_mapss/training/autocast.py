@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 # -log PM of a hopeless output can have slopes beyond 65504, where float16 ends. The gradient of
-# float16 estimates is therefore held at that limit. A GradScaler multiplies the loss, and finds
-# out by infinities that it multiplied too much: what lies beyond the limit only because the
-# gradient coming in was larger than 1 stays infinite for it to see.
+# float16 estimates is therefore held at that limit. A GradScaler multiplies the loss, and
+# infinities tell it that the factor was too large. So gradients that exceed the limit only because
+# the incoming gradient was larger than 1 stay infinite.
 
 
 class _Lift(torch.autograd.Function):
-    """float16 -> float32; backward, held within float16 before scaling."""
+    """Cast float16 to float32; the backward pass clamps to the range of float16 before scaling."""
 
     @staticmethod
     def forward(ctx: Any, waves: Tensor, scale: list[Tensor]) -> Tensor:
@@ -30,7 +30,7 @@ class _Lift(torch.autograd.Function):
 
 
 class _Output(torch.autograd.Function):
-    """The loss itself; backward, notes the scale that comes in."""
+    """Pass the loss through; the backward pass notes the incoming scale."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, scale: list[Tensor]) -> Tensor:
@@ -45,21 +45,21 @@ class _Output(torch.autograd.Function):
 
 @contextmanager
 def precisely(estimates: Tensor) -> Iterator[tuple[Tensor, Callable[[Tensor], Tensor]]]:
-    """Estimates in float32 at least, outside of autocast, and what the loss leaves through.
+    """Yield estimates in at least float32, outside of autocast, and a function for the loss.
 
     Args:
-        estimates: as handed to the loss.
+        estimates: argument of the loss.
 
     Yields:
-        The estimates, and a function to be applied to the loss: it connects a loss in which nothing
-        is defined to the estimates all the same, and notes the scale of its gradient.
+        The estimates, and a function to apply to the loss. It connects even a loss without a
+        defined item to the estimates, and notes the scale of its gradient.
     """
     scale: list[Tensor] = []
     half = isinstance(estimates, Tensor) and estimates.dtype == torch.float16
     waves = _Lift.apply(estimates, scale) if half else estimates
 
     def leave(value: Tensor) -> Tensor:
-        if waves.requires_grad and not value.requires_grad:  # zeros, whatever the estimates hold
+        if waves.requires_grad and not value.requires_grad:  # zeros, whatever the estimates contain
             never = torch.zeros((), dtype=torch.bool, device=waves.device)
             value = value + torch.where(never, waves, 0.0).sum()
         return _Output.apply(value, scale)

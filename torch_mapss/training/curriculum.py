@@ -1,4 +1,4 @@
-"""A curriculum trigger on frame scores: says when training is ready for something harder.
+"""A curriculum trigger on frame scores, which says when training is ready for a harder task.
 
     >>> from torch_mapss.curriculum import FrameTrigger, Quantile
     >>> trigger = FrameTrigger(Quantile("ps", 0.25, above=0.7), patience=2)
@@ -7,13 +7,14 @@
     >>> print(trigger.update({"ps": [0.8, 0.9, 0.75]}))
     epoch 2, firing 1: 25 % quantile of PS is 0.775 >= 0.7 (held for 2 epochs)
 
-Belongs to no training framework: it takes numbers, keeps numbers, and its ``state_dict`` holds
-plain Python values. It never sees a graph. In distributed training hand every process the gathered
-frames, or let one decide for all.
+It is independent of training frameworks: it takes and keeps numbers, and its ``state_dict`` holds
+plain Python values. It never sees a graph. In distributed training pass the gathered frames to
+every process, or let one process decide for all.
 
-An *epoch* is what lies between two calls of :meth:`FrameTrigger.step`. An epoch without a scored
-frame (all NaN) is ignored: it neither fires, nor breaks a run of good epochs, nor counts as a best
-one. A condition whose statistic is not defined yet, as a trend in the first epoch, does not hold.
+An *epoch* is the time between two calls of :meth:`FrameTrigger.step`. An epoch without a scored
+frame (all NaN) is ignored: it neither fires, nor breaks a run of good epochs, nor counts as the
+best one. A condition whose statistic is not defined yet, such as a trend in the first epoch, does
+not hold.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ FORMAT = 1  # of saved states
 # Conditions
 # ------------------------------------------------------------------------------------------------
 
-# Scores that a condition may look at: those of frames that say which of two outputs is better.
+# Scores that a condition may use: frame scores that rank outputs.
 _CONDITION_SCORES = tuple(name for name in FRAME_SCORES if SCORES[name].ranked)
 
 
 def _interval(score_name: str) -> str:
-    """Where the values of a score lie, as :func:`checks.check_real` takes it."""
+    """Interval of a score's values, in the form that :func:`checks.check_real` takes."""
     low, high = SCORES[score_name].limits
     lower_end = "(-inf" if low is None else f"[{low:g}"
     upper_end = "inf)" if high is None else f"{high:g}]"
@@ -85,13 +86,13 @@ class Condition:
         raise NotImplementedError
 
     def holds(self, value: float, slack: float) -> bool:
-        """Whether the value is beyond the level, less ``slack``; NaN never is."""
+        """Whether the value is beyond the level, with a tolerance of ``slack``; NaN never is."""
         if self.above is not None:
             return value >= self.level - slack
         return value <= self.level + slack
 
     def reason(self, value: float, hysteresis: float) -> str:
-        """Why the trigger fired, for a log."""
+        """Reason for firing, for a log."""
         relation = ">=" if self.above is not None else "<="
         slack = "" if self.holds(value, 0.0) else f" within the hysteresis of {hysteresis:g}"
         return f"{self} is {value:.4g} {relation} {self.level:g}{slack}"
@@ -103,7 +104,7 @@ class Quantile(Condition):
 
     Args:
         measure, above, below: see :class:`Condition`.
-        q: which quantile, in [0, 1]; 0.5 is the median. Small ones look at the worst frames.
+        q: the quantile, in [0, 1]; 0.5 is the median. Small ones look at the worst frames.
     """
 
     q: float
@@ -149,11 +150,12 @@ class Trend(Condition):
     """The smoothed mean score changes by more (or less) than a level per epoch.
 
     The slope of the least-squares line through the smoothed means of the last ``span`` epochs;
-    undefined until there are so many. ``Trend("ps", below=0.002)`` says that PS has levelled off.
+    undefined before that many epochs. ``Trend("ps", below=0.002)`` holds once PS has levelled off.
 
     Args:
         measure: see :class:`Condition`.
-        span: epochs the line is fitted to, at least 2. More are calmer and later.
+        span: number of epochs that the line is fitted to, at least 2. More are steadier but react
+            later.
         above, below: the level, in score per epoch; exactly one of them.
     """
 
@@ -172,20 +174,20 @@ class Trend(Condition):
 
 @dataclass
 class Memory:
-    """What one condition remembers."""
+    """Memory of a condition."""
 
     smoothed: float | None = None  # running mean of its statistic
     recent: list[float] = field(default_factory=list)  # smoothed, the last ``span``
-    best: float | None = None  # compared values
-    on: bool = False  # beyond its level, and not back behind level and hysteresis since
+    best: float | None = None  # best value compared so far
+    on: bool = False  # whether the condition holds (with hysteresis)
 
 
 def remember(condition: Condition, memory: Memory, frames: Tensor, smoothing: float) -> float:
-    """Take an epoch into the memory of a condition.
+    """Add an epoch to the memory of a condition.
 
     Args:
-        condition: whose statistic counts.
-        memory: of the condition; changed in place.
+        condition: condition whose statistic is computed.
+        memory: memory of the condition; changed in place.
         frames: (n,) scores of the epoch.
         smoothing: weight of the past in the running mean.
 
@@ -216,12 +218,12 @@ def remember(condition: Condition, memory: Memory, frames: Tensor, smoothing: fl
 class TriggerEvent:
     """Why and when a trigger fired; ``str(event)`` is a sentence for a log."""
 
-    epoch: int  # the defined or undefined epochs so far, this one included
+    epoch: int  # number of epochs so far, including this one and undefined ones
     firing: int  # 1 for the first
     reasons: tuple[str, ...]  # one for each condition that held
     statistics: dict[str, float]  # condition -> value compared with its level
-    frames: dict[str, int]  # measure -> how many frames counted
-    held: int  # epochs in a row that the conditions have held
+    frames: dict[str, int]  # score -> number of frames counted
+    held: int  # consecutive epochs for which the conditions have held
 
     def __str__(self) -> str:
         plural = "s" if self.held != 1 else ""
@@ -237,27 +239,29 @@ class FrameTrigger:
     Args:
         conditions: any of :class:`Quantile`, :class:`Fraction`, :class:`Trend`.
         require: ``"all"`` conditions at once, or ``"any"`` of them.
-        patience: epochs in a row that they must hold before the trigger fires.
-        hysteresis: how far, in units of its level, a statistic may fall back behind the level
-            before the condition stops holding: so a run of good epochs survives small dips.
-        cooldown: defined epochs after a firing that do not count, for the model to settle on the
-            harder task: neither as held nor in running means, slopes and best values.
-        smoothing: weight of the past in the running mean of each statistic, in [0, 1): 0 takes
-            the epoch as it is, 0.8 averages about five epochs.
+        patience: consecutive epochs for which they must hold before the trigger fires.
+        hysteresis: distance, in the units of the level, by which a statistic may fall back behind
+            the level before the condition stops holding, so that a run of good epochs survives
+            small dips.
+        cooldown: number of defined epochs after a firing that are ignored, so that the model can
+            settle on the harder task: they count neither as held nor in running means, slopes and
+            best values.
+        smoothing: weight of the past in the running mean of each statistic, in [0, 1): 0 uses each
+            epoch alone, 0.8 averages about five epochs.
         min_frames: an epoch with fewer counted frames is undefined.
 
-    After firing, the conditions must be reached afresh and hold for ``patience`` epochs again;
-    running means and slopes start over, since the task has changed.
+    After firing, the conditions must be met anew and hold for another ``patience`` epochs; running
+    means and slopes start over, since the task has changed.
 
     Attributes:
         events: all :class:`TriggerEvent` so far.
         epoch: epochs so far.
-        held: epochs in a row that the conditions have held.
+        held: consecutive epochs for which the conditions have held.
         statistics: condition -> value of the last epoch (NaN where undefined), for logs.
 
     Raises:
-        TypeError: no condition, or something else than conditions.
-        ValueError: two of one name, or settings out of range.
+        TypeError: no condition, or an argument that is not a condition.
+        ValueError: two conditions with the same name, or settings out of range.
     """
 
     def __init__(
@@ -300,7 +304,7 @@ class FrameTrigger:
 
     @property
     def best(self) -> dict[str, float | None]:
-        """Condition -> the best value it has seen: highest for ``above``, lowest for ``below``."""
+        """Best value so far by condition: highest for ``above``, lowest for ``below``."""
         return {str(c): memory.best for c, memory in zip(self.conditions, self._memories)}
 
     # ------------------------------------------------------------------------- scores in
@@ -309,14 +313,14 @@ class FrameTrigger:
         """Add the frames of one batch to the current epoch.
 
         Args:
-            scores: what a :class:`~torch_mapss.MAPSS` returns, of which defined frames count; or
-                measure -> frame scores (tensor, array or list of any shape), NaN where undefined.
-                Frames may be left out by NaN, e.g. those of wide error bounds:
-                ``{"ps": torch.where(bounds.ps.tail < 0.1, scores.ps, torch.nan)}``.
+            scores: result of a :class:`~torch_mapss.MAPSS`, of which the defined frames count; or a
+                mapping from names of scores to frame scores (tensor, array or list of any shape),
+                NaN where undefined. Frames can be left out by NaN, e.g. those with wide error
+                bounds: ``{"ps": torch.where(bounds.ps.tail < 0.1, scores.ps, torch.nan)}``.
 
         Raises:
-            TypeError: something else.
-            KeyError, ValueError: a measure that a condition needs is missing.
+            TypeError: another type.
+            KeyError, ValueError: a score that a condition needs is missing.
         """
         if not isinstance(scores, Scores | Mapping):
             raise TypeError(
@@ -324,12 +328,12 @@ class FrameTrigger:
                 f"{type(scores).__name__}."
             )
         frames_by_measure = {measure: _frames(scores, measure) for measure in self.measures}
-        # After all were read: a batch that is refused adds nothing.
+        # Only after all were read, so that a refused batch adds nothing.
         for measure, values in frames_by_measure.items():
             self._frames.setdefault(measure, []).append(values)
 
     def step(self) -> TriggerEvent | None:
-        """Close the epoch.
+        """End the epoch.
 
         Returns:
             The event if the trigger fires now, else None.
@@ -383,7 +387,7 @@ class FrameTrigger:
     # ------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that decides later epochs, as plain Python values.
+        """Everything that later decisions depend on, as plain Python values.
 
         Call it between epochs: frames observed in an unfinished one are not part of it.
         """
@@ -399,10 +403,10 @@ class FrameTrigger:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state.
+        """Continue from a saved state.
 
         Raises:
-            ValueError: no state of a trigger, or one of other settings.
+            ValueError: not a state of a trigger, or one with other settings.
         """
         if state.get("format") != FORMAT:
             raise ValueError(

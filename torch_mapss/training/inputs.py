@@ -29,14 +29,14 @@ def validate(
     pit: str | None,
     grid_shift: float = 0.0,
 ) -> Call:
-    """The call of a loss, checked; references that are no bank become one.
+    """Check a call of a loss; references that are not yet a bank become one.
 
     Args:
-        config: of the scorer.
-        estimates, references, attributed, lengths: as handed to the loss.
-        measures: which the loss needs.
-        pit: of the loss, see :func:`ordered`.
-        grid_shift: where the frames begin, see :func:`torch_mapss.pipeline.call.make_call`.
+        config: settings of the scorer.
+        estimates, references, attributed, lengths: arguments of the loss.
+        measures: measures that the loss needs.
+        pit: setting of the loss, see :func:`ordered`.
+        grid_shift: start of the frames, see :func:`torch_mapss.pipeline.call.make_call`.
 
     Raises:
         TypeError, ValueError: input that cannot be scored, see the message; with ``pit`` not one
@@ -65,16 +65,16 @@ def validate(
 def truth_of(
     config: Config, call: Call, references: Tensor | ReferenceBank, waveforms: Tensor | None
 ) -> Tensor:
-    """(B, S', T) references of a call as handed in, for a term of the caller's own.
+    """Original references (B, S', T) of a call, for the user's own term.
 
     Args:
-        config: of the scorer.
-        call: checked.
-        references: as handed to the loss.
-        waveforms: the references where they came as a bank, or None.
+        config: settings of the scorer.
+        call: the checked call.
+        references: argument of the loss.
+        waveforms: waveforms of the references if they are a bank, or None.
 
     Raises:
-        ValueError: they came as a bank and ``waveforms`` are missing or do not fit it.
+        ValueError: the references are a bank, and ``waveforms`` are missing or do not fit it.
     """
     bank, samples = call.bank, call.estimates.shape[-1]
     if waveforms is None and isinstance(references, Tensor):
@@ -99,12 +99,12 @@ def truth_of(
 def ordered(
     call: Call, pit: str | None, losses: Callable[[Call], Tensor]
 ) -> tuple[Call, Tensor | None]:
-    """The call with each reference's estimate in its place, and their order (B, S) if it has one.
+    """Permute the estimates of a call into the order of the references.
 
     Args:
-        call: as validated.
-        pit: ``"si_sdr"``, ``"loss"``, or None: as they came.
-        losses: (B,) losses of a call, which ``"loss"`` minimises.
+        call: the checked call.
+        pit: ``"si_sdr"``, ``"loss"``, or None to keep their order.
+        losses: function of a call that returns its losses (B,), which ``"loss"`` minimises.
     """
     if pit is None:
         return call, None

@@ -1,7 +1,7 @@
-"""A curriculum for Lightning: frame scores of the validation set decide when training gets harder.
+"""A curriculum for Lightning: validation frame scores decide when training gets harder.
 
-The metrics need nothing of their own here: ``self.log("val/ps", metric)`` works as for any metric
-of torchmetrics.
+Metrics need no special support: ``self.log("val/ps", metric)`` works as for any metric of
+torchmetrics.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch_mapss.training.curriculum import FrameTrigger, TriggerEvent
 try:
     from lightning.pytorch import Callback
     from lightning.pytorch.utilities import rank_zero_info
-except Exception as error:  # it may be there and fail on its own imports
+except Exception as error:  # not ImportError alone: its own imports may fail in any way
     raise ImportError(
         f"torch_mapss.lightning needs Lightning, which does not load ({error}). Install it with "
         "`pip install lightning`."
@@ -37,36 +37,36 @@ StageHook = Callable[[Any, int], None]
 
 
 class CurriculumCallback(Callback):
-    """Feeds a :class:`~torch_mapss.FrameTrigger` with validation frames and passes on its firings.
+    """Feeds validation frames to a :class:`~torch_mapss.FrameTrigger`, and passes on its firings.
 
-    After every validation epoch the frame scores of all processes are gathered, so that every
-    process decides alike. The *stage* is the number of firings so far. It is handed to
-    ``on_stage`` at the start of training, again when training resumes from a checkpoint, and at
-    every firing, so ``on_stage`` should set a difficulty and not add to one.
+    After every validation epoch the frame scores of all processes are gathered, so that all
+    processes decide alike. The *stage* is the number of firings so far. It is passed to
+    ``on_stage`` at the start of training, when training resumes from a checkpoint, and at every
+    firing, so ``on_stage`` should set a difficulty rather than increase it.
 
     ``validation_step`` returns a dictionary with the estimates ``"preds"`` (B, S', T), the
     references ``"target"`` (B, S, T) or a bank of them, and optionally ``"lengths"``. They are
-    scored here, whatever metrics have done with them; a bank, prepared once, saves most of that.
-    Let it be made with whole distortion banks: a small one, cheap for a loss, is another measure
-    with levels of its own.
+    scored here, independently of any metrics; a bank prepared once saves most of the cost. Prepare
+    it with full distortion banks: a small bank, cheap for a loss, makes a different measure with
+    different levels.
 
-    Logged after every validation epoch: ``curriculum/stage``, ``curriculum/held`` (epochs in a row
-    that the conditions have held), and the statistic of every condition, NaN where it is
-    undefined. The trigger's state is part of the checkpoint.
+    Logged after every validation epoch: ``curriculum/stage``, ``curriculum/held`` (consecutive
+    epochs for which the conditions have held), and the statistic of every condition, NaN where it
+    is undefined. The trigger's state is part of the checkpoint.
 
     Args:
-        trigger: decides.
-        mapss: scores; share it with metrics and losses. None: the module's attribute ``mapss``.
+        trigger: the trigger that decides.
+        mapss: the scorer; share it with metrics and losses. None: the module's attribute ``mapss``.
         on_stage: called with (module, stage). None: the module's method ``on_curriculum_stage``
             is called with (stage).
         attributed: (S',) the reference each estimate belongs to; all in order if None.
         pit: ``"si_sdr"`` for outputs in any order, as in the metrics. None: they are in order.
-        prefix: of the logged names; give two curricula different ones.
+        prefix: prefix of the logged names; give two curricula different ones.
 
     Raises:
-        TypeError: no FrameTrigger; when training starts (or its sanity check), also a module
-            without ``mapss`` or ``on_curriculum_stage``, or a ``validation_step`` that returns
-            something else.
+        TypeError: ``trigger`` is not a FrameTrigger. When training (or its sanity check) starts,
+            also if the module lacks ``mapss`` or ``on_curriculum_stage``, or ``validation_step``
+            returns something else.
         ValueError: ``attributed`` beside ``pit``.
 
     Example::
@@ -114,7 +114,7 @@ class CurriculumCallback(Callback):
 
     @property
     def state_key(self) -> str:
-        """Tells several curricula of one trainer apart in a checkpoint."""
+        """Key that tells several curricula of one trainer apart in a checkpoint."""
         return self._generate_state_key(prefix=self.prefix)
 
     def state_dict(self) -> dict[str, Any]:
@@ -122,11 +122,11 @@ class CurriculumCallback(Callback):
         return {"trigger": self.trigger.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint.
+        """Continue from a checkpoint.
 
         Raises:
             ValueError: its trigger had other settings. With another ``prefix`` the curriculum
-                begins anew, at stage 0, while the rest of the checkpoint is restored.
+                starts anew at stage 0, while the rest of the checkpoint is restored.
         """
         try:
             self.trigger.load_state_dict(state_dict["trigger"])
@@ -143,7 +143,7 @@ class CurriculumCallback(Callback):
         """Set the stage, which a checkpoint may have restored."""
         self._set_stage(pl_module)
 
-    on_train_start = on_fit_start  # again, for strategies that restore a checkpoint only now
+    on_train_start = on_fit_start  # once more, for strategies that restore a checkpoint only now
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Start a new epoch of frames."""
@@ -159,7 +159,7 @@ class CurriculumCallback(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Collect the frames of a batch."""
-        if trainer.sanity_checking:  # what is missing is said before an epoch is spent
+        if trainer.sanity_checking:  # report what is missing before an epoch is spent
             _signals(outputs)
             self._find_mapss(pl_module)
         if not _in_fit(trainer):
@@ -190,7 +190,7 @@ class CurriculumCallback(Callback):
     # ------------------------------------------------------------------------- parts
 
     def _gathered(self, device: torch.device) -> dict[str, Tensor]:
-        """measure -> (n,) values of all processes, in the same order on each of them."""
+        """Values (n,) of all processes by score, in the same order on each process."""
         gathered = {}
         for name in self.trigger.measures:
             empty = torch.empty(0, dtype=torch.float32, device="cpu")
@@ -233,7 +233,7 @@ class CurriculumCallback(Callback):
 
 
 def _in_fit(trainer: Any) -> bool:
-    """Only within ``fit``: a separate ``validate`` or the sanity check is no epoch of training."""
+    """Whether this is ``fit``: ``validate`` and the sanity check are not epochs of training."""
     return bool(trainer.state.fn == "fit" and not trainer.sanity_checking)
 
 

@@ -1,53 +1,51 @@
 """Frame scores as training losses: thin modules over :class:`~torch_mapss.MAPSS`.
 
     ``DecompositionLoss``  leakage and distortion: (1 - clearance) + 2 (1 - fidelity), cheap
-    ``ClearanceLoss``      leakage: 1 - clearance
-    ``FidelityLoss``       distortion: 1 - fidelity, not capped
-    ``SeparationLoss``     leakage: 1 - PS, or -log PS
-    ``MatchLoss``          distortion: log(1 - log PM), -log PM, or 1 - PM
-    ``BleedLoss``          level in the pauses of a source, in dB above a floor
-    ``MAPSSLoss``          a weighted sum of any of them, SI-SDR and a term of your own
+    ``ClearanceLoss``      leakage: 1 - clearance ``FidelityLoss``       distortion: 1 - fidelity,
+    not capped ``SeparationLoss``     leakage: 1 - PS, or -log PS ``MatchLoss``          distortion:
+    log(1 - log PM), -log PM, or 1 - PM ``BleedLoss``          level in the pauses of a source, in
+    dB above a floor ``MAPSSLoss`` a weighted sum of any of them, SI-SDR and your own term
 
 All are called as ``loss(estimates, references)`` or, much cheaper, ``loss(estimates, bank)`` with
-``bank = loss.prepare(references)`` made once per mixture. What they promise:
+``bank = loss.prepare(references)`` made once per mixture. They guarantee:
 
 * *Undefined is zero.* A source for which a term is defined in no frame (silent reference, no frame
-  with two active sources) adds exactly zero and gets exactly zero gradient; means run over what
-  is defined: frames of a source, sources of a mixture, mixtures of the batch. If nothing is
-  defined the loss is a zero that can be back-propagated, and a warning says so once (on an
+  with two active sources) adds exactly zero and gets exactly zero gradient; means are taken over
+  defined frames of a source, defined sources of a mixture, and defined mixtures of the batch. If
+  nothing is defined, the loss is a zero that can be back-propagated, with a single warning (on an
   accelerator only with ``check_finite``, since it reads values).
 * *Full precision.* Half-precision estimates are lifted to float32, autocast is switched off inside,
-  and the manifold runs in float64; the gradient comes back in the dtype of the estimates, held
-  at its largest finite number. Call ``backward()`` outside the autocast block, as PyTorch
+  and the manifold runs in float64; the gradient comes back in the dtype of the estimates, clamped
+  to its largest finite number. Call ``backward()`` outside the autocast block, as PyTorch
   advises: inside, it would run the encoder's backward pass in half precision.
-* *No parameters.* The encoder is frozen and no part of the module tree: ``parameters()`` and
-  ``state_dict()`` of a model that holds a loss are those of the model alone, as data-parallel
-  and sharded training want it (an ``extra`` that is a module is a submodule like any other).
-  Copies share the encoder's weights until one moves to another device; ``pickle`` carries them.
-* *Eager under compilation.* A compiled step leaves its graph at the loss and goes on after it.
-* *Means of a process.* Data-parallel training averages gradients over processes, each of which has
-  averaged over what is defined in its own batch: a process with nothing defined, or with fewer
-  mixtures, counts as much as the others. ``reduction="global"`` is exact: sums and counts are
-  added up over all processes (one small collective a call, so every process must call it), the
-  loss is the mean over all mixtures, the same on every process, and the average of the gradients
-  is its gradient.
-* *Estimates first.* A loss is not symmetric. References that require a gradient beside estimates
-  that do not are refused as swapped; where nothing requires a gradient, as in validation, a swap
-  cannot be detected.
+* *No parameters.* The encoder is frozen and not part of the module tree: ``parameters()`` and
+  ``state_dict()`` of a model that holds a loss are those of the model alone, as data-parallel and
+  sharded training require (an ``extra`` that is a module is a submodule like any other). Copies
+  share the encoder's weights until one moves to another device; ``pickle`` carries them.
+* *Eager under compilation.* A compiled step breaks its graph at the loss and resumes after it.
+* *Means per process.* Data-parallel training averages gradients over processes, each of which
+  averages over the defined items in its own batch: a process with nothing defined, or with fewer
+  mixtures, counts as much as the others. ``reduction="global"`` is exact: sums and counts are added
+  up over all processes (one small collective per call, so every process must call it), the loss is
+  the mean over all mixtures, the same on every process, and the average of the gradients is its
+  gradient.
+* *Estimates first.* A loss is not symmetric. If references require a gradient and estimates do not,
+  they are refused as swapped; if nothing requires a gradient, as in validation, a swap cannot be
+  detected.
 
 Fewer frames (``frames=100``) and smaller banks (``DistortionBank(..., size=24)``) make a step
-cheaper. Frames are drawn at random, others in every call, so that means over calls are unbiased; a
-source that a draw misses is left out of that step. A smaller bank is another, coarser
-measure: its loss ranks outputs much as the full one does but lies elsewhere, so compare losses of
-one bank only (``benchmarks/training_step.py`` measures both).
+cheaper. Frames are drawn at random, anew in every call, so that means over calls are unbiased; a
+source that a draw misses is left out of that step. A smaller bank is a different, coarser measure:
+its loss ranks outputs much like the full one but has other values, so compare only losses of the
+same bank (``benchmarks/training_step.py`` measures both).
 
-Clearance and fidelity look at frames every 20 ms, and training looks for what lies between them. So
-in training mode a loss with one of them draws where the frames begin, anew in every call: it leaves
-out fewer samples than a hop at the beginning of estimates and references, in all its terms but
+Clearance and fidelity use frames every 20 ms, and training would exploit what lies between them. So
+in training mode a loss with one of them draws the start of the frames anew in every call: it leaves
+out less than a hop of samples at the beginning of estimates and references, in all terms but
 ``extra``. Two calls with equal signals then differ a little; after ``loss.eval()`` they do not. A
 bank was encoded on one grid, so nothing is drawn with it: its windows of 50 ms overlap enough that
-what is trained on one grid holds on the others to a few hundredths of fidelity. Leave a loss that
-draws frames or grids out of activation checkpointing, which would call it again.
+a separator trained on one grid keeps its fidelity on others to within a few hundredths. Leave a
+loss that draws frames or grids out of activation checkpointing, which would call it again.
 """
 
 from __future__ import annotations
@@ -110,11 +108,11 @@ class PerceptualLoss(nn.Module):
     """A weighted sum of terms: scores a call, averages the terms, adds them up.
 
     Args:
-        mapss: the scorer, shared and not copied; one scorer serves several losses and metrics.
-            Made from ``encoder`` and ``options`` if None, for the measures of this loss alone.
-        weights: of the terms, by name.
-        terms: by name, those that have settings of their own, as partial functions; the others are
-            those of ``FRAME_TERMS``.
+        mapss: the scorer, shared and not copied; one scorer serves several losses and metrics. Made
+            from ``encoder`` and ``options`` if None, only for the measures of this loss.
+        weights: weights of the terms by name.
+        terms: terms with settings, by name, as partial functions; all others are taken from
+            ``FRAME_TERMS``.
         reduction, weighting, pit, frames, seed, encoder, options: see :class:`SeparationLoss`.
     """
 
@@ -154,7 +152,7 @@ class PerceptualLoss(nn.Module):
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """What a :class:`~torch_mapss.MAPSS` has to compute, as the weights need it."""
+        """Measures that a :class:`~torch_mapss.MAPSS` must compute for the non-zero weights."""
         for name, weight in self.weights.items():
             if name not in (*self.terms, "si_sdr"):
                 raise ValueError(
@@ -168,7 +166,7 @@ class PerceptualLoss(nn.Module):
                 "a weight, or use SI-SDR (torch_mapss.audio.si_sdr) without this loss."
             )
         if self.pit == "loss" and not {"clearance", "separation"} & set(weighted):
-            # A swap of two outputs lies on the line of leakage: distortion alone does not tell it.
+            # A swap of two outputs is pure leakage, which distortion alone cannot detect.
             raise ValueError(
                 'pit="loss" needs a term of leakage (clearance or separation), which tells swapped '
                 f'outputs, got the weights {self.weights}. Use pit="si_sdr".'
@@ -177,18 +175,18 @@ class PerceptualLoss(nn.Module):
         return tuple(name for name in MEASURES if name in needed)
 
     def _weighted(self) -> list[str]:
-        """Terms of frames that have a weight."""
+        """Names of the frame terms with a weight."""
         return [name for name, weight in self.weights.items() if weight and name in self.terms]
 
     def train(self, mode: bool = True) -> PerceptualLoss:
-        """As every module; random frames of an evaluation begin anew."""
+        """Set the mode like any module; the draws of an evaluation start anew."""
         self._evaluation_draws = 0
         return super().train(mode)
 
     def prepare(
         self, references: Tensor, lengths: Tensor | Sequence[int] | None = None
     ) -> ReferenceBank:
-        """:meth:`MAPSS.prepare` of what this loss needs."""
+        """:meth:`MAPSS.prepare` for the measures that this loss needs."""
         return self.mapss.prepare(references, lengths, measures=self.measures)
 
     @eager
@@ -204,25 +202,27 @@ class PerceptualLoss(nn.Module):
         """The loss of a batch.
 
         Args:
-            estimates: (B, S', T) waveforms; the gradient runs through them. (S', T) is refused:
-                a wrapper that goes speaker by speaker hands in (B, T), which looks the same.
+            estimates: (B, S', T) waveforms; the gradient flows through them. (S', T) is refused,
+                since a wrapper that goes speaker by speaker would pass (B, T), which looks the
+                same.
             references: (B, S, T) waveforms, or a bank of them (:meth:`prepare`), which saves most
                 of the cost. In training mode clearance and fidelity of waveforms are taken on a
                 grid of frames that every call draws; a bank has one grid.
-            attributed: (S',) which reference each estimate belongs to; all in order by default.
-                Train on the target alone with one estimate and ``attributed=(0,)``.
-            lengths: (B,) true lengths in samples of a padded batch; a bank knows its own.
-            waveforms: (B, S, T) the references as waveforms, where a bank is handed in and
-                ``extra`` needs them. Unused otherwise.
+            attributed: (S',) index of the reference of each estimate; all in order by default. To
+                train only on a target, pass one estimate and ``attributed=(0,)``.
+            lengths: (B,) true lengths in samples of a padded batch; a bank has its own.
+            waveforms: (B, S, T) waveforms of the references, if these are a bank and ``extra``
+                needs them; otherwise unused.
 
         Returns:
             () with reduction "mean", "sum" or "global", (B,) with "item", (B, S') with "none";
-            float64 for float64 estimates, else float32. Estimates keep their place also with PIT.
+            float64 for float64 estimates, else float32. Values are in the order of the estimates,
+            also with PIT.
 
         Raises:
-            TypeError: not tensors of a type that holds audio.
+            TypeError: not tensors of a dtype that can hold audio.
             ValueError: shapes, lengths, devices or samples that do not fit, see the message;
-                non-finite samples name item and source; arguments that seem to be swapped.
+                arguments that seem to be swapped.
         """
         config, draw = self.mapss.config, self._draw()
         shift = 0.0
@@ -240,9 +240,9 @@ class PerceptualLoss(nn.Module):
             return leave(self._reduce(self._terms(call, draw), call, order, truth))
 
     def _draw(self) -> int:
-        """Number of this call's draw: another for every call, in evaluation the same each time.
+        """Number of this call's draw: different in every call, but repeated in every evaluation.
 
-        Batches that all drew the same frames would give a biased mean of an epoch.
+        If all batches drew the same frames, the mean over an epoch would be biased.
         """
         if self.training:
             self.draws += 1
@@ -284,7 +284,7 @@ class PerceptualLoss(nn.Module):
     def _warn_undefined(self, defined: Tensor, bank: ReferenceBank) -> None:
         if self._warned:
             return
-        # Shapes first; values of a tensor are read only where samples are checked anyway.
+        # Shapes first; values are read only where samples are checked anyway.
         in_pauses = any(MEASURES[name].in_pauses for name in self.measures)
         empty = all(
             len(clips.scored) == 0 and not (in_pauses and len(clips.pauses))
@@ -317,24 +317,25 @@ class SeparationLoss(PerceptualLoss):
     Args:
         mapss: the scorer, shared and not copied; one scorer serves several losses and metrics.
             Made from ``encoder`` and ``options`` if None, for the measures of this loss alone.
-        mode: ``"linear"`` is 1 - PS, in [0, 1]: calm. ``"log"`` is -log PS: pulls harder on the
-            outputs that resemble another source (straight below PS = 1e-6).
-        reduction: ``"mean"`` over frames, then sources, then mixtures, of what is defined;
-            ``"global"``: the same over the mixtures of all processes of data-parallel training;
-            ``"sum"`` over estimates; ``"item"`` (B,) or ``"none"`` (B, S'), 0 where undefined.
-        weighting: of the frames in a source's mean: None (equal), ``"energy"`` (of the reference
-            in the frame: soft passages count less), or a callable from the detached
-            :class:`~torch_mapss.Scores` and the bank to weights (B, S', F), at least 0.
+        mode: ``"linear"`` is 1 - PS, in [0, 1], with bounded gradients. ``"log"`` is -log PS, which
+            pulls harder on outputs that resemble another source (continued linearly below PS =
+            1e-6).
+        reduction: ``"mean"`` over defined frames, then sources, then mixtures; ``"global"``: the
+            same over the mixtures of all processes of data-parallel training; ``"sum"`` over
+            estimates; ``"item"`` (B,) or ``"none"`` (B, S'), 0 where undefined.
+        weighting: weights of the frames in a source's mean: None (equal), ``"energy"`` (that of the
+            reference in the frame, so that soft passages count less), or a function of the detached
+            :class:`~torch_mapss.Scores` and the bank that returns weights (B, S', F), at least 0.
         pit: None takes estimates in order. ``"si_sdr"`` gives each reference the estimate that
-            maximises the total SI-SDR; ``"loss"`` the permutation of least loss, by scoring them
-            all without gradients (S! forward passes, at most 4 sources).
-        frames: score at most so many frames of the batch, drawn at random for each call (in
-            evaluation mode the same ones in every pass: the draws begin anew with ``loss.eval()``).
-            Fewer are cheaper and noisier.
-        seed: of those draws, of where the frames of clearance and fidelity begin, and of the noise
-            in the banks of a MAPSS that is made here (one that is given has its own).
-            ``loss.draws`` counts the calls in training mode and can be set to resume.
-        encoder: of a MAPSS that is made here; None: the default encoder of MAPSS.
+            maximises the total SI-SDR; ``"loss"`` chooses the permutation with the smallest loss,
+            by scoring all of them without gradients (S! forward passes, at most 4 sources).
+            frames: largest number of frames to score per batch, drawn at random for each call (in
+                evaluation mode the same in every pass, since ``loss.eval()`` restarts the draws).
+                Fewer are cheaper but noisier.
+            seed: seed of these draws, of the start of the frames of clearance and fidelity, and of
+                the noise in the banks of a new MAPSS (an existing one has its own). ``loss.draws``
+                counts the calls in training mode and can be set to resume.
+            encoder: encoder of a new MAPSS; None: the default encoder of MAPSS.
         options: further keywords of :class:`~torch_mapss.MAPSS`, e.g. ``layer``,
             ``separation_bank=DistortionBank("separation", size=24)``, ``device``.
 
@@ -355,15 +356,15 @@ class SeparationLoss(PerceptualLoss):
 
 
 class MatchLoss(PerceptualLoss):
-    """Self-distortion as a loss: log(1 - log PM), -log PM, or 1 - PM.
+    """Distortion as a loss: log(1 - log PM), -log PM, or 1 - PM.
 
     Args:
         mapss: as for :class:`SeparationLoss`.
         mode: ``"log1p"`` is log(1 - log PM), computed from the logarithm: an output far outside its
-            cluster, whose PM has underflown to 0, still has a slope, and costs a few units, so that
-            hopeless frames do not outweigh the rest. ``"log"`` is -log PM: the same order, the same
-            slopes near a good output, but unbounded, hundreds for an output with audible leakage.
-            ``"linear"`` is 1 - PM, in [0, 1], flat once PM is 0.
+            cluster, whose PM has underflown to 0, still has a slope, but costs only a few units, so
+            that hopeless frames do not outweigh the rest. ``"log"`` is -log PM: it has the same
+            order and the same slopes near a good output, but is unbounded, reaching hundreds for an
+            output with audible leakage. ``"linear"`` is 1 - PM, in [0, 1], flat once PM is 0.
         options: as for :class:`SeparationLoss`.
     """
 
@@ -375,11 +376,12 @@ class MatchLoss(PerceptualLoss):
 class ClearanceLoss(PerceptualLoss):
     """Leakage as a loss: 1 - clearance, in [0, 1].
 
-    **Not alone**: anything far from the other sources is clear of them, so that alone, even beside
-    SI-SDR, it destroys the output (STOI 0.64 in the recipe's task; without it 0.73). Take
-    :class:`DecompositionLoss`, or give fidelity at least as much weight. Zero slope once an output
-    is as far from the other sources as its reference is. Pauses of a source in which another one
-    plays count like other frames; ``weighting="energy"`` gives them next to no weight.
+    **Do not use it alone**: any output far from the other sources has a high clearance, so on its
+    own, even with SI-SDR, this loss destroys the output (in ``recipes/train_separator.py`` STOI
+    falls to 0.64, against 0.73 without it). Use :class:`DecompositionLoss`, or give fidelity at
+    least as much weight. The slope is zero once an output is as far from the other sources as its
+    reference is. Pauses of a source in which another one plays count like other frames;
+    ``weighting="energy"`` gives them next to no weight.
 
     Args:
         mapss, options: as for :class:`SeparationLoss`; ``decomposition_bank`` and
@@ -394,8 +396,8 @@ class FidelityLoss(PerceptualLoss):
     r"""Distortion as a loss: :math:`|e_{dist}| / \min_j |u_j|`, 1 - fidelity without its cap at 1.
 
     :mod:`torch_mapss.core.decomposition` defines both lengths. It keeps its slope where fidelity is
-    0 (but at digital silence, which has none). Alone it trades leakage for artefacts, and cannot
-    tell swapped outputs: ``pit="loss"`` is refused.
+    0 (except at digital silence, which has none). On its own it trades artefacts for leakage and
+    cannot detect swapped outputs, so ``pit="loss"`` is refused.
 
     Args:
         mapss, options: as for :class:`ClearanceLoss`.
@@ -408,9 +410,9 @@ class FidelityLoss(PerceptualLoss):
 class DecompositionLoss(PerceptualLoss):
     r"""Leakage and distortion: :math:`(1 - C) + 2 |e_{dist}| / \min_j |u_j|`.
 
-    Their gradients oppose each other, so they belong together; 1 : 2 is what training asks for
-    (``benchmarks/results/training.md``). Outputs that are swapped altogether are a stationary point
-    of value 1: start from a mixture, or set ``pit``.
+    Their gradients oppose each other, so they belong together; a ratio of 1 : 2 worked best in
+    training (``benchmarks/results/training.md``). Completely swapped outputs are a stationary point
+    of value 1: start from the mixture, or set ``pit``.
 
     Args:
         mapss, options: as for :class:`ClearanceLoss`.
@@ -445,9 +447,9 @@ class DecompositionLoss(PerceptualLoss):
 class BleedLoss(PerceptualLoss):
     """How far the bleed of a source exceeds a floor, in dB: mean of max(0, bleed_db - floor).
 
-    It sees what an output adds in the pauses of its source while another one plays, however soft;
-    no encoder, no bank. Its slope is 0 at the reference. All frames weigh the same, whatever
-    ``weighting``.
+    It penalises what an output adds in the pauses of its source while another one plays, however
+    soft, and needs neither encoder nor bank. Its slope is 0 at the reference. All frames weigh the
+    same, whatever ``weighting``.
 
     Args:
         mapss, options: as for :class:`SeparationLoss`.
@@ -462,36 +464,37 @@ class BleedLoss(PerceptualLoss):
 
 
 class MAPSSLoss(PerceptualLoss):
-    """Any of the terms, with SI-SDR and a term of your own, as one loss.
+    """Weighted sum of any of the terms, SI-SDR and your own term.
 
     ``clearance`` · (1 - C) + ``fidelity`` · distortion + ``separation`` · leakage + ``match`` ·
     distortion + ``bleed`` · dB above the floor − ``si_sdr`` · SI-SDR + ``extra``. Each term is
-    averaged over what is defined for it: SI-SDR needs a reference that is not silent, the others
-    their frames.
+    averaged over its defined items: SI-SDR needs a reference that is not silent, the others need
+    defined frames.
 
     Args:
         mapss: as for :class:`SeparationLoss`.
         clearance, fidelity: weights of the terms of :class:`DecompositionLoss`.
-        separation: weight of the PS term; 0 leaves it out, cost and all.
-        match: weight of the PM term. With the defaults both pull alike on the outputs of real
-            separators.
+        separation: weight of the PS term; 0 removes the term and its cost.
+        match: weight of the PM term. With the defaults, both have similar gradients on the outputs
+            of real separators.
         bleed: weight of the term of :class:`BleedLoss`, in 1/dB.
-        si_sdr: weight of -SI-SDR, in 1/dB, at the encoder's sample rate. It anchors what the others
-            do not see, the waveform itself; 0.15 makes it pull like PS and PM, 0 leaves it out.
-        extra: a term of your own, called with estimates and their references (B, S', T) as
-            handed in (permuted and picked, never resampled or normalised); returns (), or (B,) or
-            (B, S') of losses.
-            Reduction "item" and "none" need the shape they return. It weighs itself and takes no
-            part in choosing permutations.
+        si_sdr: weight of -SI-SDR, in 1/dB, at the encoder's sample rate. It anchors the waveform
+            itself, which the other terms do not see; at 0.15 its gradient is similar to those of PS
+            and PM, and 0 removes it.
+        extra: your own term: a function of estimates and their references (B, S', T), in the
+            original samples (permuted and selected, but never resampled or normalised), that
+            returns losses of shape (), (B,) or (B, S'). Reductions "item" and "none" need the shape
+            that they return. It carries its own weight, and is ignored when permutations are
+            compared.
         separation_mode, match_mode: ``mode`` of :class:`SeparationLoss` and :class:`MatchLoss`.
-        floor_db: of :class:`BleedLoss`.
+        floor_db: floor of :class:`BleedLoss`.
         options: as for :class:`SeparationLoss`.
 
     Attributes:
         weights: the weights by name, a dictionary that may be changed between calls.
 
     Raises:
-        ValueError: a weight that is negative or not finite, or every term but SI-SDR left out.
+        ValueError: a weight is negative or not finite, or all terms but SI-SDR are left out.
     """
 
     def __init__(

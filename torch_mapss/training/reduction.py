@@ -1,4 +1,4 @@
-"""Means over what is defined: sources of a mixture, mixtures of a batch, or of all processes."""
+"""Means over defined sources of a mixture, and defined mixtures of a batch or of all processes."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def reduced(terms: Sequence[Term], reduction: str) -> Tensor:
 
 
 def means_over_processes(sums: Tensor, counts: Tensor) -> Tensor:
-    """Means (n,) of what all processes hold, from the sums (n,) and counts (n,) of this one.
+    """Means (n,) over all processes, from the sums (n,) and counts (n,) of this one.
 
-    Data-parallel training averages gradients: every process weighs the same, however much it had
-    to average. With world size R, local sums s_r and counts n_r, the gradient handed back here is
-    R ∂s_r / Σ n, the average of which over r is that of the mean Σ s / Σ n over all. The value is
-    that mean, the same on every process. A mean of nothing is 0.
+    Data-parallel training averages gradients: every process weighs the same, whatever its counts.
+    With world size R, local sums s_r and counts n_r, the gradient returned here is R ∂s_r / Σ n,
+    the average of which over r is that of the mean Σ s / Σ n over all. The value is that mean, the
+    same on every process. A mean over nothing is 0.
 
     All processes of the default group must call it, each with its own.
     """
@@ -64,7 +64,7 @@ def means_over_processes(sums: Tensor, counts: Tensor) -> Tensor:
 
 
 def reduced_extra(value: object, reduction: str, shape: torch.Size) -> Tensor:
-    """The caller's own term, in the shape of the reduction."""
+    """The user's own term, in the shape of the reduction."""
     accepted = {"item": (shape, shape[:1]), "none": (shape,)}.get(reduction, (shape, shape[:1], ()))
     if not isinstance(value, Tensor) or tuple(value.shape) not in accepted:
         got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -77,7 +77,7 @@ def reduced_extra(value: object, reduction: str, shape: torch.Size) -> Tensor:
         return value
     if reduction == "item":
         return value if value.ndim == 1 else value.mean(-1)
-    if reduction == "global":  # every mixture weighs the same, whatever shape it came in
+    if reduction == "global":  # every mixture weighs the same, whatever the shape
         count = torch.tensor([shape[0]], device=value.device)
         return means_over_processes(value.mean().reshape(1) * shape[0], count)[0]
     return value.mean() if reduction == "mean" else value.sum()

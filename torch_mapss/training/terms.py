@@ -20,8 +20,8 @@ from torch_mapss.pipeline.energy_ratios import si_sdr_of_call
 from torch_mapss.pipeline.scores import Scores
 from torch_mapss.score_table import SCORES
 
-# -log PS goes on as a straight line below this PS: PS is exactly 0 where an output is another
-# source, and the slope of the logarithm would be infinite there.
+# Below this PS, -log PS is continued as a straight line: PS is exactly 0 where an output is another
+# source, and the logarithm's slope would be infinite there.
 LOG_FLOOR = 1e-6
 SEPARATION_MODES = ("linear", "log")
 MATCH_MODES = ("log1p", "linear", "log")
@@ -32,18 +32,18 @@ Weighting = Callable[[Scores, ReferenceBank], Tensor]
 class Term(NamedTuple):
     """One term of a loss, per estimate."""
 
-    name: str  # of its weight
+    name: str  # name of its weight
     weight: float
     values: Tensor  # (B, S'), exactly 0 where not defined
     defined: Tensor  # (B, S') bool
 
     @property
     def label(self) -> str:
-        """What it is called in logs: a loss, which falls where its score rises."""
+        """Name in logs: that of a loss, which falls when its score rises."""
         return f"{self.name}_loss"
 
     def restored(self, order: Tensor | None) -> Term:
-        """The term with its values at the places of the estimates, which PIT had put in order."""
+        """The term with its values back in the order of the estimates, before PIT."""
         return self._replace(
             values=devices.restore_order(self.values, order),
             defined=devices.restore_order(self.defined, order),
@@ -56,8 +56,8 @@ class LossRecord:
 
     #: Name -> () unweighted mean of a term, such as ``clearance_loss``; NaN without a defined item.
     terms: dict[str, Tensor]
-    defined: Tensor  # (B, S') bool: estimates that a term of frame scores was defined for
-    order: Tensor | None  # (B, S) with PIT: the estimate taken for each reference
+    defined: Tensor  # (B, S') bool: estimates for which a term of frame scores was defined
+    order: Tensor | None  # (B, S) with PIT: index of the estimate for each reference
 
     @property
     def skipped(self) -> Tensor:
@@ -71,7 +71,7 @@ class LossRecord:
 
 
 class FrameLosses(NamedTuple):
-    """A term of a loss, of every frame."""
+    """A term of a loss, per frame."""
 
     values: Tensor  # (B, S', F)
     defined: Tensor  # (B, S', F) bool
@@ -118,15 +118,15 @@ def match_loss(scores: Scores, mode: str = "log1p") -> FrameLosses:
 def bleed_loss(scores: Scores, floor_db: float = -40.0) -> FrameLosses:
     """Decibels above the floor, 0 below it.
 
-    All frames count alike: in these the own reference is silent and has no weight to give.
+    All frames count alike, since the own reference pauses in them and gives no weights.
     """
     bleed = scores.of("bleed_db")
     above = (torch.where(bleed.isnan(), floor_db, bleed) - floor_db).clamp(min=0.0)
     return FrameLosses(above, scores.defined("bleed_db"), weighted=False)
 
 
-#: Name of a weight -> its term of frames, with the default settings. The score that a term is made
-#: of has its label, such as ``clearance_loss``, as its ``loss_term`` in the table of scores.
+#: Name of a weight -> its frame term, with the default settings. A term's label, such as
+#: ``clearance_loss``, is the ``loss_term`` of its score in the table of scores.
 FRAME_TERMS: dict[str, FrameTerm] = {
     "clearance": clearance_loss,
     "fidelity": fidelity_loss,
@@ -137,19 +137,19 @@ FRAME_TERMS: dict[str, FrameTerm] = {
 
 
 def separation_term(mode: str) -> FrameTerm:
-    """:func:`separation_loss` of one mode, checked."""
+    """:func:`separation_loss` in a checked mode."""
     checks.check_choice(mode, "separation_mode", SEPARATION_MODES)
     return functools.partial(separation_loss, mode=mode)
 
 
 def match_term(mode: str) -> FrameTerm:
-    """:func:`match_loss` of one mode, checked."""
+    """:func:`match_loss` in a checked mode."""
     checks.check_choice(mode, "match_mode", MATCH_MODES)
     return functools.partial(match_loss, mode=mode)
 
 
 def bleed_term(floor_db: float) -> FrameTerm:
-    """:func:`bleed_loss` above a floor, checked."""
+    """:func:`bleed_loss` above a checked floor."""
     floor_db = checks.check_real(floor_db, "floor_db", "[-100, 100]")
     return functools.partial(bleed_loss, floor_db=floor_db)
 
