@@ -22,6 +22,10 @@ PS's bank 20 are drawn at random, the same for both sources; a half-width holds 
 draws lies within it of a draw's score. Drawn without replacement from 70, banks differ less than
 banks of members drawn from anywhere would. The signals are two noises whose levels swell, with
 leakage in one output and noise in the other.
+
+**Excerpts**: clearance and fidelity of a whole signal from a few seconds of it, with the standard
+errors that an evaluation states, over draws of the excerpts. One signal has levels, leakage and
+noise that rise and fall slowly, the other one is dither but for ten seconds.
 """
 
 from __future__ import annotations
@@ -34,8 +38,8 @@ import torch
 from common import RATE, leaky, table, voices
 from torch import Tensor
 
-from torch_mapss import DistortionBank, functional
-from torch_mapss.audio import normalize_loudness, source_activity
+from torch_mapss import MAPSS, DistortionBank, functional
+from torch_mapss.audio.loudness import at_loudness
 from torch_mapss.bounds import utterance_decomposition_bounds
 from torch_mapss.bounds.bootstrap import bootstrap_match, bootstrap_separation, half_width
 from torch_mapss.bounds.match import match_widths
@@ -47,7 +51,8 @@ from torch_mapss.core.mahalanobis import RIDGE
 from torch_mapss.core.points import Points
 from torch_mapss.core.pooling import masked_mean, pool_fidelity
 from torch_mapss.core.settings import Settings
-from torch_mapss.encoders import MelEncoder
+from torch_mapss.evaluation import pooled
+from torch_mapss.evaluation.excerpts import excerpt_spans
 
 DISTORTIONS = 70
 CONFIDENCES = (0.80, 0.90, 0.95)
@@ -179,20 +184,20 @@ DRAWN = 20  # members of a bank
 
 def clouds_of(seconds: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Outputs (F, 2, M), references (F, 2, M), distortions (F, 2, 70, M), active (F, 2)."""
-    references = normalize_loudness(voices(seconds), RATE)
+    references = voices(seconds)
     generator = torch.Generator().manual_seed(1)
     outputs = leaky(references)
     outputs[1] = references[1] + 0.2 * outputs[1].std() * torch.randn(
         outputs.shape[1:], generator=generator
     )
-    encoder = MelEncoder()
-    copies = DistortionBank("separation")(references, RATE)
-    assert copies.mask.all()
-    levelled = normalize_loudness(copies.waveforms, RATE)
-    active = source_activity(references, encoder.receptive_field, encoder.hop).T
-    embedded = (encoder(x) for x in (normalize_loudness(outputs, RATE), references, levelled))
+    mapss = MAPSS("mel", measures="decomposition", decomposition_bank=DistortionBank("separation"))
+    clips = mapss.prepare(references).groups[0]
+    encoded = clips.encoded["decomposition"]
+    assert encoded.mask is None
+    levelled = at_loudness(outputs, RATE, mapss.config.loudness, gates=clips.gates[0])
+    embedded = mapss.decomposition_encoder(levelled), encoded.references[0], encoded.distortions[0]
     frames_first = (x.movedim(-2, 0) for x in embedded)
-    return *frames_first, active
+    return *frames_first, clips.active[0].T
 
 
 def draws_of_banks(seconds: float, draws: int, confidence: float = 0.95) -> list[list[str]]:
@@ -232,6 +237,104 @@ def draws_of_banks(seconds: float, draws: int, confidence: float = 0.95) -> list
     return rows
 
 
+# --------------------------------------------------------------------------------------------
+# Excerpts: the scores of the whole from a few seconds of it
+# --------------------------------------------------------------------------------------------
+
+EXCERPTS = 6
+EXCERPT_SECONDS = 5.0
+BLOCK_SECONDS = 0.1  # by which activity is judged, as in an evaluation
+
+
+def swelling(seconds: float = 100.0) -> tuple[Tensor, Tensor]:
+    """References and estimates (2, T) whose levels, leakage and noise rise and fall slowly."""
+    references = voices(seconds)
+    time = torch.arange(references.shape[-1]) / RATE
+    periods = torch.tensor([[23.0], [31.0]])
+    swell = torch.sin(math.tau * time / periods)  # (2, T)
+    references = references * 10.0 ** (8.0 * swell / 20.0)
+    generator = torch.Generator().manual_seed(2)
+    noise = torch.randn(references.shape, generator=generator)
+    hiss = 0.004 * (1.0 + swell.roll(1, 0)) * noise
+    return references, leaky(references) + hiss
+
+
+def short_music(seconds: float = 90.0, begin: float = 40.0, end: float = 50.0):
+    """References and estimates (2, T) that play for ten seconds; the rest is dither."""
+    waves = voices(seconds)
+    time = torch.arange(waves.shape[-1]) / RATE
+    generator = torch.Generator().manual_seed(3)
+    dither = 1e-5 * torch.randn(waves.shape, generator=generator)
+    references = torch.where((time >= begin) & (time < end), waves, dither)
+    estimates = leaky(references) + 1e-5 * torch.randn(waves.shape, generator=generator)
+    return references, estimates
+
+
+class DrawnExcerpts(NamedTuple):
+    """Scores of each estimate from excerpts, and of the whole."""
+
+    scores: Tensor  # (draws, 2)
+    errors: Tensor  # (draws, 2) stated standard errors
+    whole: Tensor  # (2,)
+
+
+def excerpts_of(
+    references: Tensor,
+    estimates: Tensor,
+    draws: int,
+    count: int = EXCERPTS,
+    length: float = EXCERPT_SECONDS,
+) -> dict[str, DrawnExcerpts]:
+    """Clearance and fidelity from draws of excerpts, with the standard errors of an evaluation.
+
+    The frames of an excerpt are those of the whole, so the whole is scored once.
+    """
+    mapss = MAPSS("mel", measures="decomposition", segment=20.0)
+    whole = mapss(estimates, references)
+    names = ("clearance", "fidelity")
+    scores: dict[str, list[Tensor]] = {name: [] for name in names}
+    errors: dict[str, list[Tensor]] = {name: [] for name in names}
+    samples = references.shape[-1]
+    for seed in range(draws):
+        spans = excerpt_spans(
+            references,
+            count=count,
+            length=round(length * RATE),
+            samples=samples,
+            block=round(BLOCK_SECONDS * RATE),
+            activity=mapss.config.activity,
+            seed=seed,
+        )
+        seconds = torch.tensor(spans, dtype=torch.float64) / RATE
+        times = whole.times.unsqueeze(-1)
+        inside = (times >= seconds[:, 0]) & (times < seconds[:, 1])  # (F, excerpts)
+        excerpted = pooled.covered(whole, inside.any(-1).expand(len(estimates), -1))
+        of_estimates = excerpted.utterance()
+        sampled, _ = pooled.sampling([excerpted], inside)
+        for name in names:
+            scores[name].append(getattr(of_estimates, name)[0])
+            errors[name].append(torch.tensor(sampled[f"{name}_se"].to_numpy()))
+    of_whole = whole.utterance()
+    return {
+        name: DrawnExcerpts(
+            torch.stack(scores[name]), torch.stack(errors[name]), getattr(of_whole, name)[0]
+        )
+        for name in names
+    }
+
+
+def excerpt_rows(draws: int) -> list[list[str]]:
+    """Rows of both signals and both scores."""
+    rows = []
+    for signal, make in (("100 s, swells", swelling), ("90 s, 10 s of music", short_music)):
+        for name, drawn in excerpts_of(*make(), draws).items():
+            off = drawn.scores - drawn.whole
+            held = (off.abs() <= 2.0 * drawn.errors).double().mean()
+            numbers = drawn.whole.mean(), off.abs().mean(), off.abs().max(), drawn.errors.mean()
+            rows.append([signal, name, *(f"{x:.3f}" for x in numbers), f"{held:.1%}"])
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--frames", type=int, default=2000, help="draws of a frame")
@@ -239,6 +342,7 @@ def main() -> None:
     parser.add_argument("--dimensions", type=int, nargs="+", default=[8, 24])
     parser.add_argument("--seconds", type=float, nargs="+", default=[3.0, 12.0])
     parser.add_argument("--banks", type=int, default=40, help="draws of a bank")
+    parser.add_argument("--excerpts", type=int, default=100, help="draws of excerpts")
     arguments = parser.parse_args()
     rows = []
     for measure in ("PS", "PM"):
@@ -263,6 +367,13 @@ def main() -> None:
     )
     header = ["score", "length", "standard deviation", "mean half-width", "holds"]
     print(table(header, rows))
+    print(
+        f"\nAt most {EXCERPTS} excerpts of {EXCERPT_SECONDS:g} s, {arguments.excerpts} draws, both "
+        "estimates of each signal: how far they are from the score of the whole, and how often "
+        "within two of the standard errors that an evaluation states.\n"
+    )
+    header = ["signal", "score", "whole", "mean error", "largest error", "standard error", "holds"]
+    print(table(header, excerpt_rows(arguments.excerpts)))
 
 
 if __name__ == "__main__":

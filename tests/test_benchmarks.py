@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -50,3 +51,22 @@ def test_made_up_voices_are_equal_for_equal_seeds(monkeypatch: pytest.MonkeyPatc
     assert not torch.equal(mixtures[0], mixtures[1])
     powers = voices(2.0, 4).square().mean(-1).sqrt()
     assert bool(((powers > 0.02) & (powers < 0.1)).all())
+
+
+@pytest.mark.slow
+def test_standard_errors_of_excerpts_hold_the_scores_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where levels and faults swell, and where music fills a ninth of the signal."""
+    monkeypatch.syspath_prepend(FOLDER)
+    spec = importlib.util.spec_from_file_location("coverage_benchmark", FOLDER / "coverage.py")
+    assert spec is not None
+    assert spec.loader is not None
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    for name, drawn in benchmark.excerpts_of(*benchmark.swelling(), draws=30).items():
+        errors = (drawn.scores - drawn.whole).abs()
+        assert (errors <= 2.0 * drawn.errors).double().mean() > 0.8, name
+        assert drawn.errors.mean() < 0.06, name  # so wide that it says nothing would not do
+    for name, drawn in benchmark.excerpts_of(*benchmark.short_music(), draws=10).items():
+        assert (drawn.scores - drawn.whole).abs().max() < 0.03, name
