@@ -134,9 +134,9 @@ def test_absurd_rates_are_refused(tmp_path, mapss, rate):
         (TRUTH, {"sample_rate": rate}, "sample_rate"),
         (paths, {}, "0.wav'"),
     ):
-        with pytest.raises(ValueError, match=f"{message}.* must be .*{rate}"):
+        with pytest.raises(ValueError, match=f"{message}.* must .*{rate}"):
             evaluate(estimates=samples, references=samples, mapss=mapss, **options)
-    with pytest.raises(ValueError, match=f"sample_rate.* must be .*{rate}"):
+    with pytest.raises(ValueError, match=f"sample_rate.* must .*{rate}"):
         MAPSS("mel", sample_rate=rate)
 
 

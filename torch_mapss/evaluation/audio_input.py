@@ -42,6 +42,14 @@ class Clip(NamedTuple):
         return repr(self.path) if self.path is not None else f"{self.name!r}"
 
 
+class ReferenceSignals(NamedTuple):
+    """The references of a mixture, which all systems are compared with: kept once."""
+
+    clips: tuple[Clip, ...]  # S; on the CPU their waveforms are views of ``channels``
+    channels: Tensor  # (C, S, T) cut to the shortest of them; C is 1 where channels are averaged
+    mono: Tensor  # (S, T) the mean of the channels, finite
+
+
 def read_set(
     signals: Any, kind: str, rate: int, sample_rate: int | None = None, every_channel: bool = False
 ) -> tuple[Clip | None, ...]:
@@ -160,22 +168,47 @@ def common_length(estimates: Sequence[Clip], references: Sequence[Clip], trim: b
     )
 
 
+def reference_signals(clips: Sequence[Clip], device: torch.device) -> ReferenceSignals:
+    """References as signals on ``device``."""
+    samples = min(len(clip.wave) for clip in clips)
+    channels = stack(clips, samples, device)
+    return ReferenceSignals(viewing(clips, channels), channels, mean_of_channels(channels))
+
+
 def stack(clips: Sequence[Clip], samples: int, device: torch.device) -> Tensor:
     """(C, S, T) waveforms of the first ``samples`` samples; C is 1 where channels are averaged."""
+    check_channels(clips)
+    return torch.stack([clip.parts[:, :samples] for clip in clips], 1).to(device)
+
+
+def check_channels(clips: Sequence[Clip]) -> None:
+    """Raise ValueError where the clips of a mixture have unlike numbers of scored channels."""
     counts = {clip.label: len(clip.parts) for clip in clips}
     if len(set(counts.values())) > 1:
         raise ValueError(
             'channels="each" needs as many channels in all files of a mixture, got '
             f"{', '.join(f'{count} in {label}' for label, count in counts.items())}."
         )
-    return torch.stack([clip.parts[:, :samples] for clip in clips], 1).to(device)
 
 
-def mono(clips: Sequence[Clip], device: torch.device) -> Tensor:
-    """(S, T) waveforms, the mean of the channels, cut to the shortest."""
-    samples = min(len(clip.wave) for clip in clips)
-    waves = torch.stack([clip.wave[:samples] for clip in clips]).to(device)
-    return waves.nan_to_num(0.0, 0.0, 0.0)
+def viewing(clips: Sequence[Clip], channels: Tensor) -> tuple[Clip, ...]:
+    """The clips with their waveforms as views of ``channels`` (C, S, T), which hold the same.
+
+    So that each waveform is in memory once. Those that were cut, or lie on another device, stay.
+    """
+    viewed = []
+    for clip, parts in zip(clips, channels.unbind(1)):
+        if parts.shape == clip.parts.shape and parts.device == clip.parts.device:
+            wave = parts[0] if len(parts) == 1 else clip.wave
+            clip = clip._replace(wave=wave, parts=parts)
+        viewed.append(clip)
+    return tuple(viewed)
+
+
+def mean_of_channels(channels: Tensor) -> Tensor:
+    """(..., T) mean of channels (C, ..., T), what is not finite as 0; a view where it can be."""
+    mean = channels[0] if len(channels) == 1 else channels.mean(0)
+    return mean if bool(mean.isfinite().all()) else mean.nan_to_num(0.0, 0.0, 0.0)
 
 
 def remarks(clips: Sequence[Clip], rate: int, samples: int) -> list[str]:

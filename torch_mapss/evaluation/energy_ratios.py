@@ -41,31 +41,21 @@ def energy_ratios(
     Raises:
         ImportError: fast_bss_eval is missing.
     """
-    outputs, truth, own_rate = _waveforms(estimates, references, rate)
+    clips = [*references, *estimates]
+    if len({clip.rate for clip in clips}) == 1 and all(clip.native is not None for clip in clips):
+        waves, own_rate = [_native(clip) for clip in clips], clips[0].rate
+    else:
+        waves, own_rate = [clip.parts for clip in clips], rate
+    samples = min(wave.shape[-1] for wave in waves)
     shifts = [round(lag * own_rate / rate) for lag in lags]
     ratios_of_channels: list[dict[str, list[float]]] = []
-    for channel_outputs, channel_truth in zip(outputs, truth):
-        rows = zip(channel_outputs, shifts)
-        moved = torch.stack([shift(wave, samples) for wave, samples in rows])
-        ratios = _of_channel(moved, channel_truth, [*attributed], bss)
+    for channel in range(len(waves[0])):
+        finite = [_finite(wave[channel, :samples]) for wave in waves]
+        truth, outputs = finite[: len(references)], finite[len(references) :]
+        moved = [shift(wave, lag) if lag else wave for wave, lag in zip(outputs, shifts)]
+        ratios = _of_channel(moved, truth, attributed, bss)
         ratios_of_channels.append({name: values.tolist() for name, values in ratios.items()})
     return ratios_of_channels
-
-
-def _waveforms(
-    estimates: Sequence[Clip], references: Sequence[Clip], rate: int
-) -> tuple[Tensor, Tensor, int]:
-    """(C, S', T) estimates and (C, S, T) references in float64, and their rate in Hz."""
-    clips = [*references, *estimates]
-    rates = {clip.rate for clip in clips}
-    waves = [clip.parts for clip in clips]
-    if len(rates) == 1 and all(clip.native is not None for clip in clips):
-        (rate,) = rates
-        waves = [_native(clip) for clip in clips]
-    samples = min(wave.shape[-1] for wave in waves)
-    stacked = torch.stack([wave[:, :samples].double() for wave in waves], 1)
-    stacked = stacked.nan_to_num(0.0, 0.0, 0.0)
-    return stacked[:, len(references) :], stacked[:, : len(references)], rate
 
 
 def _native(clip: Clip) -> Tensor:
@@ -76,12 +66,26 @@ def _native(clip: Clip) -> Tensor:
     return clip.native.mean(0, keepdim=True)
 
 
+def _finite(wave: Tensor) -> Tensor:
+    """The wave itself, or with zeros for what is not finite."""
+    return wave if bool(wave.isfinite().all()) else wave.nan_to_num(0.0, 0.0, 0.0)
+
+
 def _of_channel(
-    outputs: Tensor, truth: Tensor, attributed: list[int], bss: bool
+    outputs: Sequence[Tensor], truth: Sequence[Tensor], attributed: Sequence[int], bss: bool
 ) -> dict[str, Tensor]:
-    """(S',) ratios of outputs (S', T) against truth (S, T)."""
-    undefined = is_constant(truth)[attributed]
-    values = {"si_sdr": si_sdr(outputs, truth[attributed]).masked_fill(undefined, torch.nan)}
+    """(S',) ratios of S' outputs (T,) against S references (T,).
+
+    One estimate after another: float64 copies of all of them would be most of what a long mixture
+    takes.
+    """
+    undefined = torch.tensor(torch.nan, dtype=torch.float64, device="cpu")
+    decibels = []
+    for output, source in zip(outputs, attributed):
+        reference = truth[source].double()
+        silent = bool(is_constant(reference))
+        decibels.append(undefined if silent else si_sdr(output.double(), reference))
+    values = {"si_sdr": torch.stack(decibels)}
     if bss:
-        values |= bss_eval(outputs, truth, attributed)
+        values |= bss_eval(torch.stack([*outputs]), torch.stack([*truth]), attributed)
     return values

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss.audio import SILENCE_PEAK, bandwidth, estimate_lag, is_constant
+from torch_mapss.evaluation import audio_input
 from torch_mapss.evaluation.audio_input import Clip
 from torch_mapss.evaluation.channel_checks import Finding, channel_findings_of
 from torch_mapss.evaluation.io import listed
@@ -72,10 +73,10 @@ def measure_lags(
     Also returns the lags to remove: with ``align``, all that are within the limit.
     """
     longest = min(round(LAG_SEARCH_S * rate), outputs.shape[-1] // 2)
-    peak_lags, sizes, unshifted_sizes = estimate_lag(outputs, truth, longest)
     lags: list[int | None] = []
-    for lag, size, unshifted in zip(peak_lags.tolist(), sizes.tolist(), unshifted_sizes.tolist()):
-        clear = lag if size > _CLEARER * unshifted else 0
+    for output, reference in zip(outputs, truth):  # one by one: spectra of all take much memory
+        lag, size, unshifted = (x.item() for x in estimate_lag(output, reference, longest))
+        clear = int(lag) if size > _CLEARER * unshifted else 0
         lags.append(None if size < _LEAST_CORRELATION else clear)
     limit = LAG_LIMIT_S * rate if align else -1
     return lags, [lag if lag is not None and abs(lag) <= limit else 0 for lag in lags]
@@ -89,15 +90,19 @@ def _frames(signals: SystemSignals, times: Tensor) -> tuple[Tensor, Tensor]:
 
 def muted_frames(signals: SystemSignals, times: Tensor) -> Tensor:
     """Frames in which an estimate stays 80 dB below its own peak: (S', F) bool."""
-    outputs = signals.moved.mean(0).nan_to_num(0.0, 0.0, 0.0)
-    peak = outputs.abs().amax(-1, keepdim=True).clamp(min=SILENCE_PEAK)
-    sounds = outputs.abs() > 10 ** (_MUTED_DB / 20) * peak
-    before = torch.nn.functional.pad(sounds.cumsum(-1), (1, 0))
+    samples, device = signals.moved.shape[-1], signals.moved.device
     starts, ends = (
-        (edge * signals.rate).round().long().clamp(0, outputs.shape[-1]).to(outputs.device)
+        (edge * signals.rate).round().long().clamp(0, samples).to(device)
         for edge in _frames(signals, times)
     )
-    return before[:, ends] == before[:, starts]
+    rows = []
+    for channels in signals.moved.unbind(1):  # one estimate after another, to save memory
+        output = audio_input.mean_of_channels(channels)
+        peak = output.abs().amax().clamp(min=SILENCE_PEAK)
+        sounds = output.abs() > 10 ** (_MUTED_DB / 20) * peak
+        before = torch.nn.functional.pad(sounds.cumsum(-1), (1, 0))
+        rows.append(before[ends] == before[starts])
+    return torch.stack(rows)
 
 
 def covered_frames(signals: SystemSignals, times: Tensor) -> Tensor:
@@ -130,8 +135,8 @@ class Inspection:
         count, total, samples = len(outputs), len(outputs) + len(truth), truth.shape[-1]
         self.signals = signals
         self.has_log_pm = has_log_pm
-        self.silent = tuple(is_constant(outputs).tolist())
-        self.silent_references = tuple(is_constant(truth).tolist())
+        self.silent = tuple(bool(is_constant(output)) for output in outputs)
+        self.silent_references = tuple(bool(is_constant(reference)) for reference in truth)
         self.estimate_bands, self.reference_bands = (
             tuple(bandwidth(waves, signals.rate).tolist()) for waves in (outputs, truth)
         )
@@ -178,10 +183,14 @@ class Inspection:
 
     def release(self) -> None:
         """Free the samples at the files' own rates, which are not needed any more."""
-        self.signals = self.signals._replace(
-            estimates=[clip._replace(native=None) for clip in self.signals.estimates],
-            references=[clip._replace(native=None) for clip in self.signals.references],
+        signals = self.signals
+        mixture = None if signals.mixture is None else signals.mixture._replace(native=None)
+        self.signals = signals._replace(
+            estimates=[clip._replace(native=None) for clip in signals.estimates],
+            references=[clip._replace(native=None) for clip in signals.references],
+            mixture=mixture,
         )
+        self.estimates, self.references = [], {}
 
     def same(self, row_a: int, row_b: int) -> bool:
         """Whether two rows hold the same signal, at any level."""

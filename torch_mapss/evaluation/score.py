@@ -18,7 +18,7 @@ from torch_mapss.core import checks
 from torch_mapss.core.devices import best_device, device_name
 from torch_mapss.evaluation import audio_input, input_checks, io, pooled
 from torch_mapss.evaluation import settings as scoring
-from torch_mapss.evaluation.audio_input import Clip
+from torch_mapss.evaluation.audio_input import Clip, ReferenceSignals
 from torch_mapss.evaluation.energy_ratios import energy_ratios
 from torch_mapss.evaluation.excerpts import excerpt_spans, seed_of
 from torch_mapss.evaluation.input_checks import Inspection, SystemSignals
@@ -118,7 +118,7 @@ def evaluate(
     truth = scorer.references(references, names, sample_rate)
     outputs = scorer.read(estimates, "estimates", sample_rate)
     mixed = None if mixture is None else scorer.read([mixture], "mixture", sample_rate)[0]
-    clips = [clip for clip in (*outputs, *truth, mixed) if clip is not None]
+    clips = [clip for clip in (*outputs, *truth.clips, mixed) if clip is not None]
     if sample_rate is not None and all(clip.path for clip in clips):
         raise ValueError(
             f"sample_rate={sample_rate} was passed, but all input are files, which state their "
@@ -179,7 +179,7 @@ class Scorer:
 
     def references(
         self, signals: Any, names: Sequence[str] | None = None, sample_rate: int | None = None
-    ) -> tuple[Clip, ...]:
+    ) -> ReferenceSignals:
         """Read references, none of which may be missing, with the caller's names if given."""
         read = self.read(signals, "references", sample_rate)
         clips = tuple(clip for clip in read if clip is not None)
@@ -189,18 +189,20 @@ class Scorer:
                 "the mixture."
             )
         if names is None:
-            return clips
+            return audio_input.reference_signals(clips, self.device)
         stated = [names] if isinstance(names, str) else [*map(str, names)]
         if len(stated) != len(clips) or not all(map(str.strip, stated)):
             raise ValueError(
                 f"names must be one name for each of the {len(clips)} references, got {stated!r}."
             )
-        return tuple(clip._replace(name=name) for clip, name in zip(clips, io.numbered(stated)))
+        by_name = zip(clips, io.numbered(stated))
+        named = [clip._replace(name=name) for clip, name in by_name]
+        return audio_input.reference_signals(named, self.device)
 
     def inspect(
         self,
         estimates: Sequence[Clip | None],
-        references: Sequence[Clip],
+        references: ReferenceSignals,
         attributed: Sequence[int] | None = None,
         mixture: Clip | None = None,
     ) -> Inspection:
@@ -228,38 +230,44 @@ class Scorer:
     def _signals(
         self,
         estimates: Sequence[Clip | None],
-        references: Sequence[Clip],
+        references: ReferenceSignals,
         attributed: Sequence[int] | None,
         mixture: Clip | None,
     ) -> SystemSignals:
         clips = tuple(clip for clip in estimates if clip is not None)
+        truth_clips = references.clips
         if len(clips) < len(estimates):
-            if attributed is not None or len(estimates) != len(references):
+            if attributed is not None or len(estimates) != len(truth_clips):
                 raise ValueError(
-                    f"estimates hold None: pass one entry for each of the {len(references)} "
+                    f"estimates hold None: pass one entry for each of the {len(truth_clips)} "
                     f"references, got {len(estimates)}, and no attributed."
                 )
             attributed = [index for index, clip in enumerate(estimates) if clip is not None]
-        if len(references) < 2:
+        if len(truth_clips) < 2:
             raise ValueError(
-                f"at least two references are needed, got {len(references)}: an estimate is "
+                f"at least two references are needed, got {len(truth_clips)}: an estimate is "
                 "compared with the other sources of the mixture."
             )
-        samples = audio_input.common_length(clips, references, self.settings.trim)
-        waves = audio_input.stack([*clips, *references], samples, self.device)
-        outputs, truth = waves[:, : len(clips)], waves[:, len(clips) :]
+        samples = audio_input.common_length(clips, truth_clips, self.settings.trim)
+        audio_input.check_channels([*clips, *truth_clips])
+        outputs = audio_input.stack(clips, samples, self.device)
         # The scorer refuses non-finite samples, unless check_finite is off.
-        mono_outputs, mono_truth = (x.mean(0).nan_to_num(0.0, 0.0, 0.0) for x in (outputs, truth))
+        mono_outputs, mono_truth = audio_input.mean_of_channels(outputs), references.mono
+        if samples < mono_truth.shape[-1]:
+            mono_truth = mono_truth[:, :samples]
         if self.settings.permute:
             attributed = audio.match_sources(mono_outputs, mono_truth).tolist()
-        attributed = checks.check_attributed(attributed, len(clips), len(references))
+        attributed = checks.check_attributed(attributed, len(clips), len(truth_clips))
         rate, align = self.mapss.sample_rate, self.settings.align is not None
         target = mono_truth[list(attributed)]
         lags, removed = input_checks.measure_lags(mono_outputs, target, rate, align)
-        shifted = [audio.shift(wave, lag) for wave, lag in zip(outputs.unbind(-2), removed)]
+        moved = outputs
+        if any(removed):
+            shifted = [audio.shift(wave, lag) for wave, lag in zip(outputs.unbind(-2), removed)]
+            moved = torch.stack(shifted, -2)
         return SystemSignals(
-            estimates=clips,
-            references=references,
+            estimates=audio_input.viewing(clips, outputs),
+            references=truth_clips,
             outputs=mono_outputs,
             truth=mono_truth,
             attributed=attributed,
@@ -268,8 +276,8 @@ class Scorer:
             grid=self.mapss.grid,
             lags=lags,
             removed=removed,
-            moved=torch.stack(shifted, -2) if any(removed) else outputs,
-            channels=truth,
+            moved=moved,
+            channels=references.channels[..., :samples],
         )
 
     def spans(self, signals: SystemSignals, key: str) -> list[tuple[int, int]]:
@@ -280,7 +288,7 @@ class Scorer:
         rate = self.mapss.sample_rate
         return excerpt_spans(
             # References at full length, also beyond the end of a shorter estimate.
-            audio_input.mono(signals.references, self.device),
+            audio_input.reference_signals(signals.references, self.device).mono,
             count=self.settings.excerpts,
             length=round(self.settings.excerpt_seconds * rate),
             samples=samples,
