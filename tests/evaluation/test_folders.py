@@ -233,10 +233,10 @@ REFUSED: dict[str, tuple[list[str], list[str], str, str]] = {
         *(PAIRS, ["u/v.wav", "u/w.wav"], "{mixture}/{source}.wav|"),
         "expected e.g. mixture 'a' with 'x', 'y'",
     ),
-    "one name": ([*grid("ab", ("s1", "s2")), "a/s1.flac"], PAIRS, "", "have one name"),
+    "one name": ([*grid("ab", ("s1", "s2")), "a/s1.flac"], PAIRS, "", "would get the same name"),
     "one name by a star": (
         *(PAIRS, grid("ab", ("x-1", "x-2", "y-1"))),
-        *("{mixture}/{source}.wav|{mixture}/{source}-*.wav", "have one name"),
+        *("{mixture}/{source}.wav|{mixture}/{source}-*.wav", "would get the same name"),
     ),
 }
 

@@ -1,11 +1,11 @@
-"""Files or arrays of one mixture as waveforms of one rate and length.
+"""Reading of the files or arrays of one mixture as waveforms of one rate and length.
 
-Rules, all of them told in the notes of a report:
+Rules, which the notes of a report mention:
 
 * channels are averaged, or each is scored (``channels="each"``);
 * every file is resampled to the rate of the scorer, whatever its own rate is;
-* lengths must then agree. With ``trim`` all are cut to the shortest; without, one sample is cut
-  where files of different rates met, as the length of a resampled file is rounded.
+* lengths must then agree. With ``trim`` all are cut to the shortest; without, at most one sample is
+  cut if files have different rates, since the length of a resampled file is rounded.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from torch_mapss.evaluation import io
 
 
 class Clip(NamedTuple):
-    """One source as it was handed over, and its waveform at the scorer's rate."""
+    """A source with its original properties, and its waveform at the scorer's rate."""
 
     wave: Tensor  # (T,) mean of the channels
-    parts: Tensor  # (C, T) the channels where each is scored, else their mean
-    name: str  # short, told apart from the others of its set
-    path: str | None  # None: came as an array
-    rate: int  # Hz, as handed over
-    channels: int  # as handed over
-    samples: int  # per channel, as handed over
-    cancelled: float  # dB that the mean of the channels lies below them; inf: silence
-    native: Tensor | None = None  # (channels, samples) at ``rate``; None once all is measured
+    parts: Tensor  # (C, T) channels if each is scored, else their mean
+    name: str  # short name, unique in its set
+    path: str | None  # None for an array
+    rate: int  # Hz, of the original
+    channels: int  # of the original
+    samples: int  # per channel, of the original
+    cancelled: float  # dB by which the mean of the channels is below them; inf: silence
+    native: Tensor | None = None  # (channels, samples) at ``rate``; None after measuring
 
     @property
     def label(self) -> str:
-        """For messages."""
+        """Label for messages."""
         return repr(self.path) if self.path is not None else f"{self.name!r}"
 
 
@@ -53,19 +53,19 @@ class ReferenceSignals(NamedTuple):
 def read_set(
     signals: Any, kind: str, rate: int, sample_rate: int | None = None, every_channel: bool = False
 ) -> tuple[Clip | None, ...]:
-    """Read estimates or references: one clip per source, None in the place of one that is None.
+    """Read estimates or references: one clip per source, or None for a missing source.
 
     Args:
-        signals: paths, or None in the place of a source that is not there; or an (S, T) array or
-            tensor, or a list of (T,) ones.
+        signals: list of paths, with None for a missing source; or an (S, T) array or tensor, or a
+            list of (T,) ones.
         kind: ``"estimates"`` or ``"references"``, for messages.
-        rate: of the waveforms that are returned, in Hz.
-        sample_rate: of arrays, in Hz; ``rate`` if None. Files state their own.
+        rate: sample rate of the returned waveforms in Hz.
+        sample_rate: sample rate of arrays in Hz; ``rate`` if None. Files state their own.
         every_channel: keep every channel of files; arrays may then be (S, C, T), or (C, T) in a
             list.
 
     Raises:
-        TypeError, ValueError, FileNotFoundError: it is no audio of these shapes.
+        TypeError, ValueError, FileNotFoundError: the signals are not audio of these shapes.
     """
     items = _listed(signals, kind, 3 if every_channel else 2)
     paths = [io.shown(item) for item in items if isinstance(item, str | os.PathLike)]
@@ -141,7 +141,7 @@ def _listed(signals: Any, kind: str, axes: int) -> list[Any]:
 
 
 def _cancelled(channels: Tensor, mono: Tensor) -> float:
-    """How far (dB) the mean (T,) of channels (C, T) lies below their power on average."""
+    """Level in dB by which the mean (T,) of channels (C, T) is below their average power."""
     before, after = (float(x.square().mean(dtype=torch.float64)) for x in (channels, mono))
     if before == 0.0:
         return 0.0
@@ -149,7 +149,7 @@ def _cancelled(channels: Tensor, mono: Tensor) -> float:
 
 
 def common_length(estimates: Sequence[Clip], references: Sequence[Clip], trim: bool) -> int:
-    """The number of samples that is scored; ValueError where lengths differ without ``trim``."""
+    """Number of samples to score; ValueError if lengths differ without ``trim``."""
     clips = [*references, *estimates]
     shortest, longest = (pick(clips, key=lambda clip: len(clip.wave)) for pick in (min, max))
     smallest, largest = len(shortest.wave), len(longest.wave)
@@ -212,7 +212,7 @@ def mean_of_channels(channels: Tensor) -> Tensor:
 
 
 def remarks(clips: Sequence[Clip], rate: int, samples: int) -> list[str]:
-    """What was done to the clips on the way to the scorer, in words."""
+    """Sentences on the changes made to the clips before scoring."""
     notes = []
     for clip in clips:
         done = []

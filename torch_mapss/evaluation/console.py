@@ -1,8 +1,8 @@
-"""How a command speaks: results to the output stream, all else to the error stream.
+"""Output of the commands: results to the output stream, everything else to the error stream.
 
-What is asked for is written before anything is printed. A reader that leaves (``| head``) silences
-the output stream and nothing else; an output that cannot take what is printed, as on a full disk,
-is an error like any other. The error stream may be closed: what cannot be told is dropped.
+Files are written before anything is printed. If a reader leaves (``| head``), only the output
+stream falls silent; failing to print, as on a full disk, is an error like any other. The error
+stream may be closed, and messages are then dropped.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-#: Seconds between two lines about progress where there is no terminal for a bar.
+# : Seconds between two progress lines if there is no terminal for a bar.
 INTERVAL = 30.0
 
 
 class OutputError(OSError):
-    """The output stream does not take what is printed."""
+    """The output stream cannot be written to."""
 
 
 def prepare() -> None:
-    """Make the standard streams safe to write to; at the start of a program."""
+    """Make the standard streams safe to write to, at the start of a program."""
     for number in (0, 1, 2):
-        # A closed stream (>&-): else the next file that is opened takes its number, and libraries
-        # that print in C write into that file.
+        # A closed stream (>&-) must be reopened: otherwise the next file opened takes its number,
+        # and libraries that print in C write into that file.
         try:
             os.fstat(number)
         except OSError:
             with suppress(OSError):
-                os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+                os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, that is this one
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None or stream.closed:
             setattr(sys, name, StringIO())
-        elif hasattr(stream, "reconfigure"):  # no name may stop the output
+        elif hasattr(stream, "reconfigure"):  # unprintable names must not stop the output
             stream.reconfigure(errors="replace")
 
 
 def say(text: str = "", end: str = "\n") -> None:
-    """Print ``text``; without effect once the reader has left, an OutputError on a full disk."""
+    """Print ``text``; no effect once the reader has left, OutputError on a full disk."""
     try:
         print(text, end=end, flush=True)
     except OSError as error:
@@ -59,14 +59,14 @@ def say(text: str = "", end: str = "\n") -> None:
 
 
 def complain(text: str) -> None:
-    """A line on the error stream, under the program's name."""
+    """Print a line to the error stream, after the program's name."""
     with suppress(OSError):
         print(f"torch-mapss: {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def short_warnings(quiet: bool) -> Iterator[None]:
-    """Warnings as one line each, without file names; none if quiet."""
+    """Print warnings as one line each, without file names; none if quiet."""
     with warnings.catch_warnings():
         if quiet:
             warnings.simplefilter("ignore")

@@ -1,7 +1,7 @@
-"""SI-SDR, SDR, SIR and SAR: the energy ratios that are usual in papers, beside our scores.
+"""SI-SDR, SDR, SIR and SAR: the energy ratios common in papers, reported beside our scores.
 
-They are computed over the files as they are: at their own rate, of the mean of their channels or of
-every channel. Where the files of a mixture have several rates, at the scorer's.
+They are computed from the original files, at their own rate, for the mean of their channels or for
+every channel. If the files of a mixture have different rates, they are computed at the scorer's.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def energy_ratios(
         estimates: S' clips.
         references: S clips.
         attributed: S', the reference of each estimate.
-        lags: S' samples at ``rate`` by which the estimates are moved to an earlier time.
-        rate: of the scorer, in Hz.
-        bss: whether SDR, SIR and SAR are computed as well as SI-SDR.
+        lags: (S',) samples at ``rate`` by which estimates are shifted to an earlier time.
+        rate: sample rate of the scorer in Hz.
+        bss: whether to compute SDR, SIR and SAR in addition to SI-SDR.
 
     Returns:
-        For each channel that is scored ``si_sdr`` and, with ``bss``, ``sdr``, ``sir`` and ``sar``
-        of the S' estimates.
+        For each channel, ``si_sdr`` and, with ``bss``, ``sdr``, ``sir`` and ``sar`` of the S'
+        estimates.
 
     Raises:
         ImportError: fast_bss_eval is missing.
@@ -59,7 +59,7 @@ def energy_ratios(
 
 
 def _native(clip: Clip) -> Tensor:
-    """(C, T) at the clip's rate: its channels where each is scored, else their mean."""
+    """(C, T) samples at the clip's rate: its channels if each is scored, else their mean."""
     assert clip.native is not None
     if len(clip.parts) == len(clip.native):
         return clip.native

@@ -1,7 +1,7 @@
 """Engines of the command line: processes of this machine, and a Dask cluster.
 
-Each gives a ``map`` for :func:`torch_mapss.evaluate_set`, which takes that of any other engine.
-Results are handed on as they come, whichever mixture is done first.
+Each provides a ``map`` for :func:`torch_mapss.evaluate_set`, which accepts that of any other
+engine. Results are passed on as they arrive, in any order.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def process_map(workers: int, threads: int | None = None) -> Iterator[Map]:
     """A ``map`` over processes of this machine.
 
     Args:
-        workers: number of processes. The GPUs that are there are shared out round robin.
-        threads: CPU threads of each; None: the processors of this machine, shared out.
+        workers: number of processes. GPUs are assigned to them round-robin.
+        threads: CPU threads per process; None: an equal share of this machine's processors.
     """
     workers = checks.check_whole(workers, "--workers", 1)
     threads = threads or max(1, (os.cpu_count() or 1) // workers)
-    # Not forked: a copy of a process that has threads or uses a GPU may hang.
+    # Not forked, because a fork of a process with threads or a GPU may hang.
     context = multiprocessing.get_context("spawn")
     numbers = context.Queue()
     for number in range(workers):
@@ -40,7 +40,7 @@ def process_map(workers: int, threads: int | None = None) -> Iterator[Map]:
 
 
 def _start_worker(numbers: Any, threads: int) -> None:
-    """Set a worker up: its number of threads, and a GPU of its own as far as they go."""
+    """Set up a worker: its number of threads, and its GPU if there is one."""
     import torch
 
     torch.set_num_threads(threads)
@@ -54,7 +54,7 @@ def dask_map(address: str) -> Iterator[Map]:
     """A ``map`` over the workers of a Dask cluster.
 
     Args:
-        address: of its scheduler, ``tcp://HOST:8786``.
+        address: address of its scheduler, ``tcp://HOST:8786``.
     """
     distributed = checks.import_package(
         "distributed", "--dask", " (or: pip install torch_mapss[cluster])"
@@ -71,13 +71,13 @@ def dask_map(address: str) -> Iterator[Map]:
 
 
 def unordered(executor: Executor) -> Map:
-    """A ``map`` that hands on results as they come, of anything with ``submit``."""
+    """A ``map`` that yields results as they arrive, for any executor."""
 
     def apply(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
         waiting = {executor.submit(function, item) for item in items}
         try:
             for future in as_completed([*waiting]):
-                waiting.discard(future)  # or all results would stay in memory
+                waiting.discard(future)  # so that results do not stay in memory
                 yield future.result()
         finally:
             for future in waiting:

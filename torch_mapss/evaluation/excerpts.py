@@ -1,7 +1,7 @@
-"""Which passages of a mixture are scored where not all of it is: excerpts, drawn frames.
+"""Random choice of the excerpts and frames of a mixture to score.
 
-What is drawn depends on the references and the mixture's id alone: it is the same for all systems,
-and another one for every mixture.
+The draw depends only on the references and the mixture's id: it is the same for all systems, and
+different for every mixture.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch_mapss import audio
 
 
 def seed_of(key: str) -> int:
-    """A seed of 63 bits that a mixture's id stands for."""
+    """63-bit seed derived from a mixture's id."""
     digest = hashlib.sha256(key.encode("utf-8", "replace")).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
@@ -30,21 +30,21 @@ def excerpt_spans(
     activity: float,
     seed: int,
 ) -> list[tuple[int, int]]:
-    """Begin and end, in samples, of each excerpt; of everything where excerpts would cover it.
+    """Begin and end, in samples, of each excerpt; the whole range if excerpts would cover it.
 
-    The time in which at least two sources are active is cut into as many equal sections as there
-    are excerpts, and one moment is drawn in each, which the excerpt has in its middle, or at least
-    within: it begins later where it would overlap the one before. There are fewer excerpts where
-    the active passages have no room for so many.
+    The time in which at least two sources are active is cut into equal sections, one per excerpt,
+    and each excerpt is centred on a random moment of its section, or at least contains it: it
+    starts later where it would overlap the previous one. There are fewer excerpts if the active
+    passages have no room for all.
 
     Args:
         references: (S, T) of the mixture.
-        count: excerpts at most.
-        length: samples of each.
-        samples: of the shortest signal; an excerpt is cut there.
-        block: samples by which activity is judged.
+        count: largest number of excerpts.
+        length: length of each in samples.
+        samples: length of the shortest signal in samples; excerpts end there.
+        block: samples per block of activity.
         activity: see :func:`torch_mapss.audio.source_activity`.
-        seed: of the draw.
+        seed: seed of the draw.
     """
     total = references.shape[-1]
     if count * length >= total:
@@ -62,6 +62,6 @@ def excerpt_spans(
         begin = min(max(round(middle - length / 2), earliest), total - length)
         if earliest <= begin <= middle:
             begins.append(begin)
-    usable = samples - length // 2  # of an excerpt that is cut at least half remains
+    usable = samples - length // 2  # at least half of an excerpt remains if it is cut
     spans = [(begin, min(begin + length, samples)) for begin in begins if begin <= usable]
     return spans or [(0, samples)]

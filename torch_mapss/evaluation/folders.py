@@ -1,9 +1,9 @@
-"""Folders of audio as test sets use them -> the mixtures of a manifest, by templates.
+"""Mixtures from folders of audio, as common test sets lay them out, by templates.
 
-A template is a path with ``{mixture}`` and ``{source}`` where their names stand, and ``*`` for what
-does not matter: ``out/{mixture}_{source}.wav``, ``ex/{mixture}/{source}_estimate.wav``. It becomes
-a regular expression over the names of the files. A plain folder may have one of two layouts: a
-folder per mixture (MUSDB), ``{mixture}/{source}``, or a folder per source (WSJ0-2mix, LibriMix),
+A template is a path with ``{mixture}`` and ``{source}`` in place of their names, and ``*`` for
+anything else: ``out/{mixture}_{source}.wav``, ``ex/{mixture}/{source}_estimate.wav``. It becomes a
+regular expression over the names of the files. A plain folder may have one of two layouts: a folder
+per mixture (MUSDB), ``{mixture}/{source}``, or a folder per source (WSJ0-2mix, LibriMix),
 ``{source}/{mixture}``.
 """
 
@@ -26,15 +26,15 @@ _SUFFIXES = (
     *(".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".aifc", ".au", ".caf"),
     *(".w64", ".rf64"),
 )
-# Of a plain folder, names without suffixes.
+# Layouts of plain folders, for names without suffixes.
 _LAYOUTS = ("{mixture}/{source}", "{source}/{mixture}")
-# Templates to propose for what is laid out otherwise, by the folders above a file.
+# Templates to propose for other layouts, by the number of folders above a file.
 _PROPOSALS = (
     ("{mixture}_{source}", "{source}"),
     _LAYOUTS,
     ("{mixture}/{source}/*", "*/{source}/{mixture}"),
 )
-# Names of files that are no sources, and of sources and mixtures where a layout is in doubt.
+# Names of files that are not sources, and of sources and mixtures if a layout is ambiguous.
 _MIXTURE, _ESTIMATE, _NOISE, _SOURCE, _ITEM = (
     re.compile(pattern, re.IGNORECASE).fullmatch
     for pattern in (
@@ -47,7 +47,7 @@ _MIXTURE, _ESTIMATE, _NOISE, _SOURCE, _ITEM = (
         r"(m|mix|mixture|song|track|utt|utterance|item|ex|example|clip|scene|test)?[ _-]?\d+",
     )
 )
-_MOST_SOURCES = 12  # more are no sources of one mixture
+_MOST_SOURCES = 12  # more than this cannot be sources of one mixture
 _ONLY = "speech"  # the source of a template without {source}
 
 # A table of files has a row per mixture and a column per source, both in order, and in its cells
@@ -55,10 +55,10 @@ _ONLY = "speech"  # the source of a template without {source}
 
 
 class Corpus(NamedTuple):
-    """What was understood of the folders."""
+    """Mixtures found in folders, and notes on how the folders were read."""
 
     mixtures: tuple[Mixture, ...]
-    notes: tuple[str, ...]  # in words, to be told
+    notes: tuple[str, ...]  # sentences to print
 
 
 def read_folders(
@@ -69,24 +69,24 @@ def read_folders(
     derived: str | None = None,
     allow_missing: bool = False,
 ) -> Corpus:
-    """Pair the files of references with those of the systems, by name.
+    """Match the files of systems with those of references, by name.
 
     Args:
         references: template or folder of the true sources. Without ``{source}``: one clean source.
-        systems: template or folder of each system, by its name; its layout may be another one.
-        sources: names of the sources to take, in this order; None: all, in the order of their
-            names, but for those called mix or noisy, and for noise that no system estimates.
+        systems: template or folder by system name; layouts may differ.
+        sources: names of the sources to take, in this order; None: all in the order of their names,
+            except those called mix or noisy, and noise that no system estimates.
         noisy: template or folder of the mixtures with noise; noise = noisy - clean, written to the
             folder ``derived``, becomes the second reference of every mixture.
-        allow_missing: what a system lacks is named in the notes, and scored as not estimated.
+        allow_missing: note the files that a system lacks, and score them as not estimated.
 
     Returns:
-        A :class:`Corpus`. Mixtures may have sources of their own; a system without any file for a
-        source has None in its place.
+        A :class:`Corpus`. Mixtures may differ in their sources; None stands for a source that a
+        system has no file for.
 
     Raises:
-        ManifestError: all that does not fit: folders without audio, files without partner, mixtures
-            with a single source, layouts that can be read in two ways.
+        ManifestError: lists all problems: folders without audio, files without a partner, mixtures
+            with a single source, ambiguous layouts.
     """
     names = [same_name(name) for name in sources or ()]
     reference_files, layout = _read_references(references, names, noisy is not None)
@@ -149,24 +149,24 @@ def read_folders(
 
 
 class _Readings(NamedTuple):
-    """The audio files of a folder, as each of some layouts reads them."""
+    """Audio files of a folder, as read by each of several layouts."""
 
     files: dict[str, DataFrame]  # by layout
     examples: str  # names of files, for messages
-    depth: int  # folders above most files
+    depth: int  # number of folders above most files
 
 
 def _readings(
     path: str, subject: str, layouts: Sequence[str], sources: Sequence[str] = (), only: str = _ONLY
 ) -> _Readings:
-    """The files that match a template, or each of the layouts in a plain folder.
+    """Find the files that match a template, or each layout in a plain folder.
 
     Args:
         path: template or folder.
-        subject: what is read, for messages.
-        layouts: to try in a plain folder.
-        sources: names that a source may have, any if empty.
-        only: the source of a template without ``{source}``.
+        subject: name of the content, for messages.
+        layouts: layouts to try in a plain folder.
+        sources: allowed names of sources; any if empty.
+        only: source of a template without ``{source}``.
     """
     template = _is_template(path)
     root = path
@@ -184,12 +184,12 @@ def _readings(
 
 
 def _audio_files(root: str, with_suffix: bool) -> dict[str, str]:
-    """Path -> name below the folder, of every audio file; hidden ones are left out."""
+    """Audio files by path, with their names below the folder; hidden files are left out."""
     names: dict[str, str] = {}
     visited: set[str] = set()
     for folder, below, files in os.walk(root, followlinks=True):
         real = os.path.realpath(folder)
-        if real in visited:  # by a link to a folder above
+        if real in visited:  # reached by a link to a parent folder
             below.clear()
             continue
         visited.add(real)
@@ -204,7 +204,7 @@ def _audio_files(root: str, with_suffix: bool) -> dict[str, str]:
 
 
 def _templates(depth: int) -> str:
-    """Templates to propose for files below so many folders."""
+    """Templates to propose for files below ``depth`` folders."""
     layouts = _PROPOSALS[min(depth, len(_PROPOSALS) - 1)]
     return " or ".join(f"'DIR/{layout}.wav'" for layout in layouts)
 
@@ -242,7 +242,9 @@ def _matching(
     twice = table[table.duplicated(["mixture", "source"], keep=False)]
     if len(twice):
         same = twice[twice["source"].eq(twice["source"].iloc[0])]["path"]
-        text = f"{same.iloc[0]!r} and {same.iloc[1]!r} have one name, so one of them must go"
+        text = (
+            f"{same.iloc[0]!r} and {same.iloc[1]!r} would get the same name. Remove or rename one"
+        )
         raise ManifestError(subject, [text])
     files = table.pivot(index="mixture", columns="source", values="path")
     ordered = sorted(_names(files), key=lambda name: (bool(_NOISE(name)), io.natural_key(name)))
@@ -253,7 +255,7 @@ def _matching(
 
 
 def _read_references(path: str, names: Sequence[str], single: bool) -> tuple[DataFrame, str]:
-    """The files of the references, and the only layout that they can be read in.
+    """Files of the references, and the layout in which they can be read.
 
     Args:
         path: template or folder.
@@ -282,7 +284,7 @@ def _read_references(path: str, names: Sequence[str], single: bool) -> tuple[Dat
 
 
 def _doubt(files: DataFrame) -> tuple[bool, bool, int]:
-    """How unlike a reading is to the names of test sets: the least is the one that is meant."""
+    """How much a reading differs from the usual names of test sets; the smallest is chosen."""
     sources = _sources(files)
     items = all(_ITEM(mixture.rsplit("/", 1)[-1]) for mixture in files.index)
     odd = not all(map(_SOURCE, sources))  # of odd names the fewer are sources
@@ -291,10 +293,10 @@ def _doubt(files: DataFrame) -> tuple[bool, bool, int]:
 
 
 def _chosen(files: DataFrame, names: Sequence[str]) -> DataFrame:
-    """The sources that are meant, in order.
+    """Choose the sources, in order.
 
-    These are ``names``; without, all but what is called mix or noisy, and but estimates that lie
-    with their sources.
+    These are ``names``, or else all except those called mix or noisy, and estimates stored beside
+    their sources.
     """
     if {*names} - {*files} or len({*names}) < len(names):
         text = f"--sources must name different ones of {_shown(files)}, got {_shown(names)}"
@@ -364,7 +366,7 @@ def _read_estimates(path: str, subject: str, truth: DataFrame) -> DataFrame:
 
 
 def _gaps(name: str, files: DataFrame, truth: DataFrame) -> Iterator[str]:
-    """Mixtures that a system has not, and sources that it has elsewhere."""
+    """Yield the mixtures that a system lacks, and sources that it lacks in some mixtures."""
     paired = truth.loc[truth.index.isin(files.index), truth.columns.isin(files.columns)]
     if missing := [mixture for mixture in truth.index if mixture not in paired.index]:
         spare = {*files.index} - {*paired.index}
@@ -388,7 +390,7 @@ def _gaps(name: str, files: DataFrame, truth: DataFrame) -> Iterator[str]:
 def _notes(
     layout: str, references: DataFrame, truth: DataFrame, systems: Mapping[str, DataFrame]
 ) -> Iterator[str]:
-    """What was understood, as sentences."""
+    """Yield sentences on how the folders were read."""
     counts, total = truth.count(), len(truth)
     mixtures = f"{total} mixture{'' if total == 1 else 's'}"
     yield f"references: {mixtures} of the {len(counts)} sources {_shown(truth)} ({layout})"
@@ -412,7 +414,7 @@ def _notes(
 
 
 def _sources(files: DataFrame) -> list[str]:
-    """All but what is called mix."""
+    """All names except those called mix."""
     return [name for name in _names(files) if not _MIXTURE(name)]
 
 

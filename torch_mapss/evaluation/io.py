@@ -1,4 +1,4 @@
-"""Files and their names: written whole or not at all, UTF-8 whatever the locale.
+"""Files and their names: written completely or not at all, in UTF-8 whatever the locale.
 
 Imports nothing heavy at the top, so that ``--help`` answers at once.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def shown(path: str | os.PathLike[str]) -> str:
     """``path`` as text for tables and messages.
 
-    In the C locale Python may hand over names as undecoded bytes; they are UTF-8 in all likelihood.
+    In the C locale Python may return names as undecoded bytes, which are almost certainly UTF-8.
     """
     return os.fsencode(os.fspath(path)).decode("utf-8", errors="replace")
 
@@ -47,10 +47,10 @@ def native(text: str) -> str:
 
 
 def located(folder: str, path: str) -> str:
-    """The path to open of one that is written in a manifest or in results.
+    """Path to open for a path in a manifest or in results.
 
-    If nothing is there, but something under the other Unicode form of the name or with slashes for
-    backslashes, it is that.
+    If the file does not exist, the other Unicode form of the name and slashes for backslashes are
+    tried.
     """
     forms = (
         path,
@@ -62,9 +62,9 @@ def located(folder: str, path: str) -> str:
 
 
 def same_name(text: str) -> str:
-    """``text`` in the form in which names are compared: "é" may be one character or two (macOS).
+    """``text`` in the form used to compare names: "é" may be one character or two (macOS).
 
-    Compare and join by it; open files and show names as they were given.
+    Use it to compare and join; open files and show names in their original form.
 
     Example:
         >>> same_name("Cafe\\u0301") == same_name("Caf\\u00e9")
@@ -78,9 +78,10 @@ _LONGEST = 120  # bytes of a name; file systems take 255, with suffixes and temp
 
 
 def file_name(text: str) -> str:
-    """``text`` as the name of a file or folder on every system; other texts give other names.
+    """``text`` as a file or folder name valid on every system; distinct texts give distinct names.
 
-    Where anything had to change, or case might not tell it from another, it ends with a hash.
+    It ends with a hash if anything had to change, or if case alone might distinguish it from
+    another.
 
     Example:
         >>> file_name("song 1"), file_name("a/b")
@@ -96,7 +97,7 @@ def file_name(text: str) -> str:
 
 
 def display_names(paths: Sequence[str]) -> tuple[str, ...]:
-    """A short name for every path: its stem, with as many folders as tell equal stems apart.
+    """Short name of each path: its stem, with as many folders as needed to distinguish equal stems.
 
     Example:
         >>> display_names(["s1/x.wav", "s2/x.wav", "y.flac"])
@@ -110,13 +111,13 @@ def display_names(paths: Sequence[str]) -> tuple[str, ...]:
             if ends.count(folders[-count:]) == 1:
                 break
         else:
-            count = 0  # the same path again: as a whole
+            count = 0  # a repeated path: use all of it
         names.append("/".join(folders[-count:]))
     return numbered(names)
 
 
 def numbered(names: Sequence[str]) -> tuple[str, ...]:
-    """``names`` with a number after each that occurs again: the same file given twice."""
+    """``names`` with a number after each repetition, as for a file passed twice."""
     distinct: list[str] = []
     for name in names:
         candidate, number = name, 1
@@ -128,7 +129,7 @@ def numbered(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def make_folder(path: str | os.PathLike[str]) -> str:
-    """Create a folder with its parents; ValueError where it cannot be written to."""
+    """Create a folder with its parents; ValueError if it cannot be written to."""
     path = os.fspath(path)
     try:
         os.makedirs(path, exist_ok=True)
@@ -152,23 +153,23 @@ def sha256(path: str | os.PathLike[str]) -> str:
 
 # ------------------------------------------------------------------------------------------ Writing
 
-_LEFT_BEHIND_S = 3600.0  # age from which a temporary file is nobody's
+_LEFT_BEHIND_S = 3600.0  # older temporary files are considered abandoned
 
 
 class WriteError(OSError):
-    """A result cannot be written: the disk is full, or the folder has gone."""
+    """A result cannot be written: the disk is full, or the folder is gone."""
 
     def __init__(self, text: str, number: int | None = None) -> None:
         super().__init__(text)
         self.errno = number
 
-    def __reduce__(self) -> Any:  # by default the number would be lost on the way
+    def __reduce__(self) -> Any:  # by default pickling would lose the number
         return type(self), (*self.args, self.errno)
 
 
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Within, an error of the system's names the file: a :class:`WriteError`."""
+    """Convert the system's errors to a :class:`WriteError` that names the file."""
     try:
         yield
     except OSError as error:
@@ -180,10 +181,10 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _temporary(path: str) -> str:
-    """A name in the folder of ``path`` that this thread alone uses; short, of the same type."""
+    """Short temporary name beside ``path`` that only this thread uses, with the same suffix."""
     folder, name = os.path.split(path)
     digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
-    for left in Path(folder or ".").glob(f".part-{digest}-*"):  # by a kill
+    for left in Path(folder or ".").glob(f".part-{digest}-*"):  # after a kill
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > _LEFT_BEHIND_S:
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
@@ -192,9 +193,9 @@ def _temporary(path: str) -> str:
 
 
 def write_with(path: str | os.PathLike[str], write: Callable[[str], object]) -> None:
-    """Let ``write`` fill a temporary file beside ``path``, then move it there in one step.
+    """Let ``write`` fill a temporary file beside ``path``, then rename it in one step.
 
-    A reader, or a kill, finds the old file or the new one; of two writers, the last one's.
+    Readers see the old file or the new one, also after a kill; of two writers, the last one wins.
     """
     path = os.fspath(path)
     temporary = _temporary(path)
@@ -211,7 +212,7 @@ def write_with(path: str | os.PathLike[str], write: Callable[[str], object]) -> 
 
 @contextmanager
 def filled_at_once(path: str | os.PathLike[str]) -> Iterator[str]:
-    """A folder to write to, whose content goes to ``path`` at the end; on an error, none of it."""
+    """Temporary folder whose content moves to ``path`` at the end; on an error, none of it does."""
     path = make_folder(path)
     temporary = _temporary(os.path.join(path, "content"))
     try:
@@ -247,7 +248,7 @@ def write_table(
     columns: Sequence[str] | None = None,
     undefined: str = "nan",
 ) -> None:
-    """A CSV file; numbers with nine digits (float32 reads back unchanged)."""
+    """Write a CSV file; numbers have nine digits, so that float32 is read back unchanged."""
     import pandas
 
     table = pandas.DataFrame(rows, columns=None if columns is None else list(columns))
@@ -257,17 +258,17 @@ def write_table(
 
 
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
-    """JSON that every reader takes: undefined numbers are ``null``."""
+    """Write standard JSON, with ``null`` for undefined numbers."""
     text = json.dumps(plain(content), indent=2, ensure_ascii=False, allow_nan=False)
     try:
         encoded = text.encode()
-    except UnicodeEncodeError:  # names that are no UTF-8 come back from ASCII's escapes
+    except UnicodeEncodeError:  # ASCII escapes preserve names that are not valid UTF-8
         encoded = json.dumps(plain(content), indent=2, allow_nan=False).encode()
     write_bytes(path, encoded + b"\n")
 
 
 def read_json(path: str | os.PathLike[str], *keys: str) -> dict[str, Any]:
-    """A JSON object of a results folder, which must have these keys."""
+    """Read a JSON object of a results folder, which must have these keys."""
     try:
         content = json.loads(Path(path).read_bytes())
         return {**content, **{key: content[key] for key in keys}}
@@ -279,7 +280,7 @@ def read_json(path: str | os.PathLike[str], *keys: str) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """``value`` in JSON's own types."""
+    """Convert ``value`` to JSON types."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -299,7 +300,7 @@ def natural_key(name: str) -> tuple[tuple[int, str], ...]:
 
 
 def listed(items: Iterable[str], most: int = 5) -> str:
-    """Names in a sentence, the first few of many.
+    """Join names for a sentence, with only the first few of many.
 
     Example:
         >>> listed("abcdefg", most=3)
@@ -327,6 +328,6 @@ def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int 
 
 
 def _width(text: str) -> int:
-    """Columns a terminal takes for ``text``: East Asian characters take two, marks none."""
+    """Width of ``text`` in a terminal: East Asian characters take two columns, marks none."""
     wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
     return len(text) + wide - sum(unicodedata.combining(c) != 0 for c in text)

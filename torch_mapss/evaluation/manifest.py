@@ -1,4 +1,4 @@
-"""Manifests: what a test set consists of, read and checked as a whole."""
+"""Manifests, which list the files of a test set; read and checked as a whole."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from torch_mapss.evaluation import io
 
-#: Hidden references and anchors are named so.
+# : Prefix of the names of hidden references and anchors.
 CONTROL = "control:"
 
 
 class ManifestError(ValueError):
-    """A manifest that cannot be run; ``problems`` lists all that is wrong with it."""
+    """An invalid manifest; ``problems`` lists everything that is wrong with it."""
 
     def __init__(self, path: str, problems: Sequence[str]) -> None:
         self.path = path
@@ -28,7 +28,7 @@ class ManifestError(ValueError):
             lines = "".join(f"\n  - {problem}" for problem in problems)
             super().__init__(f"{path} has {len(problems)} problems:{lines}")
 
-    def __reduce__(self) -> Any:  # by default it would be made again of its text alone
+    def __reduce__(self) -> Any:  # by default only the text would survive pickling
         return type(self), (self.path, self.problems)
 
 
@@ -43,16 +43,16 @@ class Mixture(NamedTuple):
     sources: tuple[str, ...] = ()  # names of the references, if given
 
     def locate(self, path: str) -> str:
-        """The path to open of one that is written here."""
+        """Path to open for a path of the manifest."""
         return io.located(self.folder, path)
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """A name for every reference: the manifest's, else made of the files'."""
+        """Name of each reference, from the manifest or made from its file name."""
         return self.sources or io.display_names(self.references)
 
     def only(self, systems: Sequence[str]) -> Mixture:
-        """The same with these systems alone."""
+        """The mixture with only these systems."""
         return self._replace(systems={name: self.systems[name] for name in systems})
 
     def entry(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def load_manifest(path: str | os.PathLike[str]) -> tuple[Mixture, ...]:
     except OSError as error:
         raise ManifestError(name, [f"cannot be read: {error.strerror}"]) from None
     except ValueError as error:
-        # An entry a line, as Lhotse and others write them.
+        # One entry per line, as Lhotse and others write them.
         lines = "Extra data" in str(error)
         hint = f". One object per line is no manifest. {_EXAMPLE}" if lines else ""
         raise ManifestError(name, [f"is no valid JSON in UTF-8 ({error}){hint}"]) from None
@@ -107,7 +107,7 @@ _EXAMPLE = (
 
 
 def as_mixtures(manifest: Any) -> tuple[Mixture, ...]:
-    """The mixtures of a manifest's path, of its entries, or those passed.
+    """Mixtures from a manifest's path or entries; mixtures are returned as they are.
 
     Raises:
         ManifestError: everything that is wrong with them, missing files included.
@@ -115,7 +115,9 @@ def as_mixtures(manifest: Any) -> tuple[Mixture, ...]:
     if isinstance(manifest, str | os.PathLike):
         return load_manifest(manifest)
     if isinstance(manifest, Mapping):
-        raise TypeError("the manifest must be a path or a list of entries, got one entry: [entry].")
+        raise TypeError(
+            "the manifest must be a path or a list of entries, got a single entry. Pass [entry]."
+        )
     entries = [*manifest]
     if entries and all(isinstance(entry, Mixture) for entry in entries):
         return tuple(entries)
@@ -123,7 +125,7 @@ def as_mixtures(manifest: Any) -> tuple[Mixture, ...]:
 
 
 def as_mixture(entry: Any) -> Mixture:
-    """One entry of a manifest; its files need not be there.
+    """Check one entry of a manifest; its files need not exist.
 
     Raises:
         ManifestError: what is wrong with it.
@@ -137,12 +139,12 @@ def as_mixture(entry: Any) -> Mixture:
 def read_entries(
     entries: Any, name: str, folder: str, need_files: bool = True
 ) -> tuple[Mixture, ...]:
-    """The mixtures of a manifest's content.
+    """Mixtures from the content of a manifest.
 
     Args:
-        entries: its content.
-        name: of the manifest, for messages.
-        folder: that its paths are relative to.
+        entries: content of the manifest.
+        name: name of the manifest, for messages.
+        folder: folder that its paths are relative to.
         need_files: whether a missing file is a problem.
 
     Raises:
@@ -153,7 +155,7 @@ def read_entries(
         raise ManifestError(name, [text])
     problems: list[str] = []
     mixtures: list[Mixture] = []
-    spelling: dict[str, str] = {}  # names of systems that are one text in two Unicode forms
+    spelling: dict[str, str] = {}  # names of systems that differ only in their Unicode form
     for index, raw_entry in enumerate(entries):
         entry = _plain(raw_entry)
         problems += _problems(entry, f"entry {index}")
@@ -189,7 +191,7 @@ def _mixture(
 
 
 def _plain(value: Any) -> Any:
-    """An entry in JSON's own types, where it came from pathlib, NumPy or pandas."""
+    """Convert an entry from pathlib, NumPy or pandas types to JSON types."""
     if isinstance(value, os.PathLike):
         return io.written(os.fspath(value))
     if hasattr(value, "to_dict"):
@@ -219,13 +221,13 @@ def _are_paths(value: Any) -> bool:
 
 
 def _paths(value: Any, null: bool = False) -> tuple[Any, ...]:
-    """The paths in a list, and its nulls if wanted; anything else :func:`_problems` tells."""
+    """Paths in a list, optionally with its nulls; :func:`_problems` reports anything else."""
     entries = value if isinstance(value, list | tuple) else ()
     return tuple(path for path in entries if _is_path(path) or (null and path is None))
 
 
 def _problems(entry: Any, where: str) -> Iterator[str]:
-    """What is wrong with an entry, missing files aside."""
+    """Yield everything that is wrong with an entry, apart from missing files."""
     if not isinstance(entry, dict):
         yield f"{where} must be an object, got {short(entry)}"
         return
@@ -240,7 +242,7 @@ def _problems(entry: Any, where: str) -> Iterator[str]:
         ("references", count > 0, "a list of at least two paths"),
         ("systems", isinstance(systems, dict), "an object of name: list of paths"),
         ("mixture", mixture is None or _is_path(mixture), "a path"),
-        ("sources", sources is None or named, "one name per reference, each another"),
+        ("sources", sources is None or named, "one distinct name per reference"),
     ):
         if not right:
             got = short(entry[key]) if key in entry else "nothing"
@@ -269,13 +271,13 @@ def _missing_files(mixture: Mixture) -> Iterator[str]:
 
 
 def short(value: Any) -> str:
-    """A value for a message."""
+    """Shorten a value for a message."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def of_one_folder(mixtures: Sequence[Mixture]) -> tuple[Mixture, ...]:
-    """Mixtures whose paths are relative to one absolute folder, which their results name.
+    """Mixtures with paths relative to one absolute folder, which is named in their results.
 
     An engine may open them from another working folder.
     """
@@ -287,7 +289,7 @@ def of_one_folder(mixtures: Sequence[Mixture]) -> tuple[Mixture, ...]:
 
 
 def absolute(mixture: Mixture) -> Mixture:
-    """The same with absolute paths."""
+    """The mixture with absolute paths."""
     folder = os.path.abspath(mixture.folder)
 
     def path(relative: Any) -> Any:

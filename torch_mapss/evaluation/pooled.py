@@ -1,4 +1,4 @@
-"""Frame scores of channels and excerpts as one record, and the columns of a table from them."""
+"""Pooling of frame scores into the columns of a table, over channels and excerpts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def selected(scores: Scores, frames: Tensor) -> Scores:
 
 
 def covered(scores: Scores, is_covered: Tensor) -> Scores:
-    """The scores, undefined but for frames that are covered (S', F) bool."""
+    """The scores, undefined in frames that are not covered, (S', F) bool."""
     changed: dict[str, Any] = {"active": scores.active & is_covered}
     for name, values in _tensors(scores).items():
         if name.endswith("_defined"):
@@ -58,7 +58,7 @@ def covered(scores: Scores, is_covered: Tensor) -> Scores:
 
 
 def frames(scores: Scores) -> dict[str, Tensor]:
-    """(S', F) scores by name, NaN where they are not defined."""
+    """Frame scores (S', F) by name, NaN where undefined."""
     values: dict[str, Tensor] = {}
     for name in FRAME_SCORES:
         if getattr(scores, name) is not None:
@@ -79,7 +79,7 @@ def frame_bounds(scores: Scores, bounds: ScoreBounds) -> dict[str, Tensor]:
 
 
 def columns(scores: Scores, bounds: ScoreBounds | None = None) -> DataFrame:
-    """Utterance scores of what was computed and what belongs to them, a row per estimate."""
+    """Computed utterance scores with bounds and dimensions, one row per estimate."""
     import pandas
 
     pooled, active = scores.utterance()._asdict(), scores.active
@@ -102,16 +102,16 @@ def mean_over_channels(tables: Sequence[DataFrame]) -> DataFrame:
 
 
 def sampling(channels: Sequence[Scores], inside: Tensor) -> tuple[DataFrame, dict[str, float]]:
-    """Standard errors over excerpts: of the score of each estimate, and of the mean of them.
+    """Standard errors over excerpts, for the score of each estimate and for their mean.
 
-    A jackknife: scores are pooled over all frames of the excerpts but for one of these at a time.
-    So an excerpt counts by its frames, and poolings that are no means are told rightly. Of bleed,
-    which is of the whole signal, there is none.
+    By jackknife: scores are pooled over all excerpts but one at a time. So an excerpt counts by its
+    frames, and poolings other than means are treated correctly. Bleed, which is of the whole
+    signal, has none.
 
     Args:
         channels: scores of the whole of each channel, with frames outside of the excerpts
             undefined.
-        inside: (F, n) bool: in which excerpt a frame lies.
+        inside: (F, n) bool, the frames of each excerpt.
     """
     import pandas
 

@@ -1,9 +1,9 @@
-"""What makes two scores comparable: settings and weights under one short name.
+"""Protocol ids: a short hash of the settings and weights that make scores comparable.
 
 The *protocol id* is a hash of every setting that a score depends on: encoder (its weights, not
-where they lie), layer, all banks with all members, kernel and convention, loudness, activity,
-precision, treatment of the input and the version of this package. Results of one id belong in one
-table; what they were computed on, how often, and with which bounds, is not in it.
+their location), layer, all banks with all members, kernel and convention, loudness, activity,
+precision, treatment of the input and the version of this package. Results with the same id belong
+in one table. The id does not cover the hardware, repetitions, or bounds.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from torch_mapss.evaluation.settings import ScoringSettings
     from torch_mapss.pipeline.mapss import MAPSS
 
-#: Settings that no score depends on. "key" tells where a checkpoint lies.
+# : Settings that no score depends on; "key" contains the location of a checkpoint.
 NEUTRAL = ("bounds", "confidence", "bounds_convention", "tail", "key", "measures")
 # What tells an encoder where its weights are known by their hash.
 _PLACES = ("name", "checkpoint")
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages at work; transformers only if it was used."""
+    """Versions of Python and of the packages in use; transformers only if it was used."""
     from torch_mapss import __version__
 
     numbers = {"torch_mapss": __version__, "python": sys.version.split()[0]}
@@ -43,7 +43,7 @@ def versions() -> dict[str, str]:
 def settings_of(mapss: MAPSS, scoring: ScoringSettings) -> dict[str, Any]:
     """All settings of a run, with hashes of the banks' members and of the weights.
 
-    What ``settings.json`` holds; measures that are not computed load no weights.
+    This is the content of ``settings.json``; measures that are not computed load no weights.
     """
     from torch_mapss.pipeline.measures import MEASURES
 
@@ -54,7 +54,7 @@ def settings_of(mapss: MAPSS, scoring: ScoringSettings) -> dict[str, Any]:
         **mapss.describe(),
         "weights": {n: weights_hash(getattr(mapss, n)) for n in ENCODERS if n in slots},
         "members": _short_hash(json.dumps(members, default=str)),
-        # It depends on distortions of the user's own as well, which the description omits.
+        # The key also depends on custom distortions, which the description omits.
         "key": mapss.key,
         **scoring._asdict(),
         "version": versions()["torch_mapss"],
@@ -68,14 +68,14 @@ def settings_of(mapss: MAPSS, scoring: ScoringSettings) -> dict[str, Any]:
 
 
 def encoder_text(settings: Mapping[str, Any], slot: str) -> str:
-    """Name, layer and weights of an encoder of ``settings.json``, for people."""
+    """Readable name, layer and weights of an encoder in ``settings.json``."""
     encoder, weights = settings[slot], (settings.get("weights") or {}).get(slot)
     layer = f", layer {encoder['layer']}" if encoder.get("layer") is not None else ""
     return f"{encoder['name']}{layer}" + (f", weights {weights}" if weights else "")
 
 
 def pair_encoder_notes(settings: Mapping[str, Any], scores: Iterable[str]) -> tuple[str, ...]:
-    """What a reader of clearance and fidelity must know: their encoder, unless it is ``mel``."""
+    """Note on the encoder of clearance and fidelity, unless it is ``mel``."""
     encoder = settings.get("decomposition_encoder") or {"name": "mel"}
     if encoder["name"] == "mel" or not {"clearance", "fidelity"} & {*scores}:
         return ()
@@ -85,10 +85,10 @@ def pair_encoder_notes(settings: Mapping[str, Any], scores: Iterable[str]) -> tu
 def weights_hash(encoder: Encoder) -> str | None:
     """A hash of an encoder's weights, as they are computed with, and of its input's normalisation.
 
-    Whatever they are called and wherever they are; None where there are none.
+    It does not depend on their names or device; None if there are no weights.
     """
     module = getattr(encoder, "model", encoder)
-    # Hashing takes as long as scoring a short clip: once is enough, until a weight changes.
+    # Hashing takes as long as scoring a short clip, so it is done only when a weight has changed.
     normalization = repr(getattr(encoder, "normalize", None))
     state: list[Any] = [normalization]
     for weight in module.parameters():
@@ -116,12 +116,12 @@ def _hash_of_weights(module: Any, normalization: str) -> str | None:
 
 
 def protocol_id(settings: Mapping[str, Any]) -> str:
-    """The protocol id of settings as ``settings.json`` holds them: 16 hexadecimal digits."""
+    """Protocol id, 16 hexadecimal digits, of settings in the form of ``settings.json``."""
     return _short_hash(json.dumps(io.plain(relevant(settings)), sort_keys=True))
 
 
 def relevant(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a score depends on, an encoder with weights by these alone."""
+    """Settings that a score depends on; encoders with weights are represented by their hash."""
     decisive = {name: value for name, value in settings.items() if name not in NEUTRAL}
     weights = settings.get("weights") or {}
     for name in ENCODERS:

@@ -1,4 +1,4 @@
-"""What is scored and how: every keyword of Python, ``--config`` and the command line.
+"""Settings of scoring: the keywords of Python, ``--config`` and the command line.
 
 They are one flat mapping. Some are fields of :class:`ScoringSettings`, the others arguments of
 :class:`torch_mapss.MAPSS` or of its banks (:func:`mapss_of`). A new setting is a field there, or an
@@ -36,15 +36,15 @@ _EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
 
 class ScoringSettings(NamedTuple):
-    """What is scored and how, apart from the settings of the MAPSS."""
+    """Settings of scoring, apart from those of the MAPSS."""
 
     measures: tuple[str, ...] | None = None  # None: all of the pipeline
     permute: bool = False  # find the reference of each estimate by SI-SDR
     trim: bool = False  # cut all signals to the shortest
-    align: str | None = None  # "shift": remove one constant lag per estimate
+    align: str | None = None  # "shift": remove a constant lag per estimate
     channels: str = "mean"  # "each": score every channel and average the scores
-    sample_frames: int | None = None  # at most so many frames of each mixture
-    excerpts: int | None = None  # score so many excerpts of each mixture instead of all of it
+    sample_frames: int | None = None  # most frames of each mixture to score
+    excerpts: int | None = None  # number of excerpts to score instead of the whole mixture
     excerpt_seconds: float = 6.0
     bounds: bool = False  # error bounds of the scores as well
     confidence: float = 0.95  # of the bounds' half-widths
@@ -52,13 +52,13 @@ class ScoringSettings(NamedTuple):
     tail: str = "concentration"  # of the bounds; or "bootstrap"
 
     def scored(self, seconds: float) -> float:
-        """How much of a mixture of so many seconds is scored."""
+        """Seconds that are scored of a mixture of ``seconds``."""
         drawn = math.inf if self.excerpts is None else self.excerpts * self.excerpt_seconds
         return min(seconds, drawn)
 
     @property
     def pipeline_measures(self) -> tuple[str, ...] | None:
-        """The measures that MAPSS computes; bleed, which costs least, where it computes none."""
+        """Measures that MAPSS computes; bleed, the cheapest, if none is asked for."""
         if self.measures is None:
             return None
         computed = tuple(name for name in self.measures if name not in ENERGY_MEASURES)
@@ -66,12 +66,12 @@ class ScoringSettings(NamedTuple):
 
     @property
     def shown_measures(self) -> tuple[str, ...] | None:
-        """The measures whose scores are in the tables; None: all of the pipeline, and SI-SDR."""
+        """Measures whose scores appear in tables; None: all of the pipeline, and SI-SDR."""
         return None if self.measures is None else (*self.measures, "si_sdr")
 
 
 def setting_names() -> dict[str, None]:
-    """The names of all settings, in order."""
+    """Names of all settings, in order."""
     from torch_mapss.pipeline.mapss import MAPSS
 
     parameters = inspect.signature(MAPSS).parameters
@@ -82,7 +82,7 @@ def checked_names(settings: Mapping[str, Any], source: str = "settings") -> dict
     """The settings as a dictionary.
 
     Raises:
-        TypeError: a name that is unknown, with what may be meant.
+        TypeError: a name is unknown; the message suggests a similar one.
     """
     names = setting_names()
     for name in settings:
@@ -96,7 +96,7 @@ def checked_names(settings: Mapping[str, Any], source: str = "settings") -> dict
 
 
 def _plain_type(value: Any) -> Any:
-    """Paths as text, NumPy's whole numbers as int: what comes from pathlib or a table."""
+    """Convert values from pathlib or NumPy to plain types: paths to text, integers to int."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     # A loaded encoder has a dtype as well, and no shape.
@@ -115,7 +115,7 @@ def checked_measures(measures: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def scoring_settings(settings: Mapping[str, Any]) -> ScoringSettings:
-    """The settings of what is scored and how, checked."""
+    """Checked settings of scoring."""
     from torch_mapss.bounds.settings import CONVENTIONS, TAILS, check_confidence
     from torch_mapss.core import checks
 
@@ -147,11 +147,11 @@ def scoring_settings(settings: Mapping[str, Any]) -> ScoringSettings:
 def mapss_of(
     settings: Mapping[str, Any], device: torch.device | str | None, mapss: MAPSS | None = None
 ) -> MAPSS:
-    """The MAPSS that the settings ask for, or the one passed, which takes no settings.
+    """Make the MAPSS for the settings, or return the one passed, which takes no settings.
 
     Raises:
-        TypeError, ValueError: what :class:`~torch_mapss.MAPSS` or
-            :class:`~torch_mapss.DistortionBank` refuse.
+        TypeError, ValueError: as :class:`~torch_mapss.MAPSS` and
+            :class:`~torch_mapss.DistortionBank`.
     """
     from torch_mapss.pipeline.mapss import MAPSS
 
@@ -178,9 +178,9 @@ def _banks(
     without: str | Sequence[str] = (),
     seed: int = 0,
 ) -> dict[str, DistortionBank]:
-    """The banks by argument of MAPSS; a family or member that one of them has may be named.
+    """Banks by argument of MAPSS; families and members that any of them has may be named.
 
-    ``bank_size`` is of PS and PM alone: clearance and fidelity take their usual members.
+    ``bank_size`` applies only to PS and PM; clearance and fidelity keep their default members.
     """
     from torch_mapss.distortions import DistortionBank
     from torch_mapss.pipeline.config import distortion_banks
@@ -193,7 +193,7 @@ def _banks(
     banks: dict[str, DistortionBank] = {}
     selections: dict[str, dict[str, Any]] = {}
     for kind, other_kind in (kinds, kinds[::-1]):
-        # What only the other bank has is no concern of this one.
+        # Names that only the other bank has are ignored here.
         elsewhere = names[other_kind] - names[kind]
         left_out = [name for name in without or () if name not in elsewhere]
         chosen = None if only is None else [name for name in only if name not in elsewhere]
@@ -205,14 +205,14 @@ def _banks(
 
 
 def storable(settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Settings as settings.json keeps them; None where some are objects of Python."""
+    """Settings in the form of settings.json; None if some are Python objects."""
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()}
     plain = with_absolute_folders(plain)
     return plain if io.plain(plain) == plain else None
 
 
 def with_absolute_folders(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that mean the same in another working folder."""
+    """Settings with absolute paths, which are valid in any working folder."""
     absolute = dict(settings)
     for name in (*ENCODERS, "cache_dir"):
         folder = absolute.get(name)
@@ -222,7 +222,7 @@ def with_absolute_folders(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Settings of a YAML or JSON file, or those that made results, of their settings.json."""
+    """Read settings from a YAML or JSON file, or from the settings.json of results."""
     import yaml
 
     name = f"--config {io.shown(path)!r}"

@@ -1,8 +1,8 @@
-"""One of several jobs that share out the mixtures of a set, without knowing each other.
+"""Shards: several jobs that divide the mixtures of a set without communicating.
 
 For job arrays, torchrun and SLURM's ``srun``: shard I of N has the mixtures I, I+N, I+2N, … of the
-manifest. They need not run at the same time; every one writes to the same folder. The environment
-is read for the command line alone: a call from Python scores what it is told to.
+manifest. Shards need not run at the same time, and all write to the same folder. Only the command
+line reads the environment; a call from Python scores what it is passed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _Item = TypeVar("_Item")
 
 
 class Shard(NamedTuple):
-    """Which mixtures are scored here."""
+    """The share of the mixtures that is scored here."""
 
     number: int = 1  # counted from 1
-    total: int = 1  # shards
+    total: int = 1  # number of shards
 
     def of(self, items: Sequence[_Item]) -> Sequence[_Item]:
         """The items of this shard."""
@@ -29,10 +29,10 @@ class Shard(NamedTuple):
 
 
 def parse_shard(text: str) -> Shard:
-    """The shard that ``"I/N"`` names.
+    """Parse a shard ``"I/N"``.
 
     Raises:
-        ValueError: no whole numbers, or not 1 <= I <= N.
+        ValueError: not two whole numbers with 1 <= I <= N.
     """
     numbers = text.split("/")
     if len(numbers) == 2 and all(number.strip().isdecimal() for number in numbers):
@@ -46,10 +46,10 @@ def parse_shard(text: str) -> Shard:
 
 
 def launched_shard() -> Shard:
-    """The shard that torchrun or srun give this process; all where neither started it.
+    """Shard that torchrun or srun assign to this process; everything if neither started it.
 
     Raises:
-        ValueError: their variables are there in part, or make no sense.
+        ValueError: their variables are incomplete or invalid.
     """
     for count_name, rank_name in _LAUNCHERS:
         if count_name not in os.environ:
@@ -68,7 +68,7 @@ def launched_shard() -> Shard:
 
 
 def local_device(device: str) -> str:
-    """``device``, with "cuda" made the GPU of this process among those of its machine."""
+    """``device``; "cuda" becomes this process's GPU among those of its machine."""
     local_rank = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", ""))
     if device != "cuda" or not local_rank.isdecimal():
         return device

@@ -26,7 +26,7 @@ _COUNTS = (
 
 
 def _rounded(table: DataFrame) -> DataFrame:
-    """Numbers as the files show them: the next mean can be redone from them exactly."""
+    """Round numbers as in the files, so that the next mean can be reproduced from them exactly."""
     numbers = table.select_dtypes("float").apply(lambda x: x.map("{:.9g}".format).astype(float))
     return table.assign(**{str(name): numbers[name] for name in numbers})
 
@@ -56,7 +56,7 @@ def scores_table(pairs: Sequence[Record]) -> DataFrame:
     if not present(table.columns):  # every pair failed
         table = table.assign(**dict.fromkeys(RANKED, float("nan")))
     columns = [name for name in map(str, table.columns) if name not in (*_LEADING, *_TRAILING)]
-    # The record of a failed pair, which may be the first, lacks the scores.
+    # Records of failed pairs lack the scores, and the first record may be one.
     scores = present(columns)
     measured = [name for name in columns if name not in scores]
     return table[[*_LEADING, *scores, *measured, *_TRAILING]]
@@ -95,7 +95,7 @@ def summary_table(items: DataFrame, scores: DataFrame, rate: float) -> DataFrame
     estimates = scores.groupby("system", sort=False)
     summary["estimates"] = estimates["status"].agg(lambda status: status.eq("ok").sum())
     summary["silent"], summary["frames"] = by_system["silent"].sum(), estimates["frames"].sum()
-    # What lies above the encoder's rate makes no difference.
+    # Content above the encoder's rate makes no difference.
     rates = _rates(scores).min(axis=1).clip(upper=rate)
     summary["rates"] = rates.groupby(scores["system"], sort=False).agg(_rates_text)
     return _rounded(summary).reset_index()
@@ -106,7 +106,7 @@ def _rates_text(rates: Any) -> str:
 
 
 def _typed(table: DataFrame) -> DataFrame:
-    """Columns of words as they are, counts as whole numbers, all others as floats."""
+    """Set types: columns of words unchanged, counts as integers, all others as floats."""
     import pandas
 
     types: dict[str, str] = {}
@@ -118,7 +118,7 @@ def _typed(table: DataFrame) -> DataFrame:
 
 
 def failure_lines(pairs: Sequence[Record]) -> Iterator[str]:
-    """A line per pair that failed."""
+    """Yield one line per failed pair."""
     for record in pairs:
         if has_failed(record):
             row = record["rows"][0]
@@ -127,12 +127,12 @@ def failure_lines(pairs: Sequence[Record]) -> Iterator[str]:
 
 
 def finding_lines(pairs: Sequence[Record]) -> Iterator[str]:
-    """What was found about the signals, a line for each kind."""
+    """Yield one line per kind of finding about the signals."""
     cases_by_kind: dict[str, list[tuple[str, str, str]]] = {}
     for record in pairs:
         mixture, system = record["rows"][0]["mixture_id"], record["rows"][0]["system"]
         for kind, text in record["findings"]:
-            if kind != "same" or not system.startswith(CONTROL):  # which is the reference
+            if kind != "same" or not system.startswith(CONTROL):  # controls equal it
                 cases_by_kind.setdefault(kind, []).append((mixture, system, text))
     for kind, cases in cases_by_kind.items():
         distinct = dict.fromkeys((mixture, system) for mixture, system, _ in cases)
@@ -145,7 +145,7 @@ def finding_lines(pairs: Sequence[Record]) -> Iterator[str]:
 
 
 def mixed_rate_lines(summary: DataFrame) -> Iterator[str]:
-    """Systems whose means are over files of several rates."""
+    """Yield lines on systems whose means are over files of several rates."""
     for system, rates in zip(summary["system"], summary["rates"]):
         if ";" in rates:
             yield (
@@ -156,7 +156,7 @@ def mixed_rate_lines(summary: DataFrame) -> Iterator[str]:
 
 
 def same_system_lines(mixtures: Sequence[Mixture], hashes: Mapping[str, str]) -> Iterator[str]:
-    """Systems whose files are the same, byte for byte, in all mixtures that both have."""
+    """Yield lines on systems with identical files in all mixtures that both have."""
     names = dict.fromkeys(name for mixture in mixtures for name in mixture.systems)
     for system_a, system_b in itertools.combinations(names, 2):
         pairs = []
@@ -170,7 +170,7 @@ def same_system_lines(mixtures: Sequence[Mixture], hashes: Mapping[str, str]) ->
 
 
 def discarded_lines(scores: DataFrame, rate: int) -> Iterator[str]:
-    """What lies above the encoder's rate, in Hz, and is not scored."""
+    """Yield lines on content above the encoder's rate (Hz), which is not scored."""
     highest = _rates(scores).max(axis=1)
     above = sorted(highest[highest > rate].astype(int).unique())
     if above:

@@ -1,9 +1,9 @@
-"""Are results what they say? Hashes of settings and audio, and scores computed again.
+"""Verify a results folder: compare the hashes of settings and audio, and recompute scores.
 
-All scores are pooled again from the frames of the folder, which needs no audio, and a few outputs
-are scored again from their files. Records are the truth; the tables beside them are exports and are
-compared with them. Scores depend in their last digits on processor and library, hence the
-tolerance; a score that lies further off was not made in this way.
+All scores are pooled again from the frames in the folder, which needs no audio, and a few outputs
+are scored again from their files. Records are the source of truth, and the exported tables are
+compared with them. The last digits of scores depend on processor and libraries, hence the
+tolerance; a score outside it was not made with these settings.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from torch_mapss.evaluation.report import Report
     from torch_mapss.pipeline.mapss import MAPSS
 
-# Between a stored number and one computed again, relative beyond 1: tables have nine digits, frames
-# are stored in float32, and scores differ between machines.
+# Tolerance between a stored and a recomputed number, relative above 1: tables have nine digits,
+# frames are stored in float32, and scores differ between machines.
 _ROUNDING, _TOLERANCE = 1e-5, 1e-3
-# Differences that are told one by one.
+# Differences up to this number are listed one by one.
 _PRINTED = 20
 _ITEM = ["mixture_id", "system"]
 # The exports, and what tells their rows apart.
@@ -47,22 +47,22 @@ _EXPORTS = {"scores": _ROWS, "channels": [*_ROWS, "channel"], "items": _ITEM, "s
 
 
 class Verification(NamedTuple):
-    """What was compared, and what differs."""
+    """Result of a verification: the amounts compared, and the differences."""
 
-    differences: Sequence[str]  # none: the results are what they say
-    files: int  # audio files whose hash was compared
-    rows: int  # estimates whose scores were pooled again from their frames
-    scored: int = 0  # estimates scored again
-    largest: float = 0.0  # difference of a score from its record
-    notes: Sequence[str] = ()  # what could not be compared and why, and what to do
+    differences: Sequence[str]  # empty if the results are verified
+    files: int  # number of audio files whose hash was compared
+    rows: int  # number of estimates whose scores were pooled again from frames
+    scored: int = 0  # number of estimates scored again
+    largest: float = 0.0  # largest difference of a score from its record
+    notes: Sequence[str] = ()  # comparisons that were not possible, with reason and remedy
 
     @property
     def passed(self) -> bool:
-        """Some score was compared, and nothing differs."""
+        """Whether scores were compared and nothing differs."""
         return self.rows + self.scored > 0 and not self.differences
 
     def summary(self) -> str:
-        """What to print."""
+        """Summary to print."""
         largest = f" (largest difference {self.largest:.2g})" if self.scored else ""
         lines = [
             f"{self.files} audio files compared by SHA-256, {self.rows} rows redone from their "
@@ -85,9 +85,9 @@ def verify(
     """Check results against their settings and audio.
 
     Args:
-        results: of :func:`~torch_mapss.evaluation.results.load_results`.
-        make_scorer: makes the scorer that they claim; None leaves scoring out.
-        pairs: how many outputs (one system, one mixture) to score again, drawn at random.
+        results: result of :func:`~torch_mapss.evaluation.results.load_results`.
+        make_scorer: makes the scorer of their settings; None skips scoring.
+        pairs: number of outputs (one system, one mixture) to score again, drawn at random.
     """
     missing, differences = _audio_differences(results)
     differences = [*_protocol_differences(results), *differences]
@@ -127,7 +127,7 @@ def _protocol_differences(results: Results) -> Iterator[str]:
 
 
 def _audio_differences(results: Results) -> tuple[list[str], list[str]]:
-    """Files that cannot be read, and differences: those files as one, then every other file."""
+    """Unreadable files, and differences: one for the unreadable files, then one per other file."""
     if not results.sha256:
         return [], [_difference("hashes of audio files", "none", "nothing to compare")]
     missing, differences = [], []
@@ -145,11 +145,11 @@ def _audio_differences(results: Results) -> tuple[list[str], list[str]]:
 
 
 def _export_differences(results: Results, name: str) -> Iterator[str]:
-    """Where an exported table is not what the records give."""
+    """Yield differences between an exported table and the records."""
     table: DataFrame = getattr(results, name)
     path = os.path.join(results.folder, f"{name}.csv")
     if not os.path.exists(path):
-        return  # the run is not over
+        return  # the run is not finished
     keys, scores = _EXPORTS[name], present(table.columns)
     try:
         exported = read_csv_table(path, keys, [*scores], "an exported table of results")
@@ -164,7 +164,7 @@ def _export_differences(results: Results, name: str) -> Iterator[str]:
 
 
 def _keyed(table: DataFrame, keys: Sequence[str]) -> DataFrame:
-    """A table by the names of its rows."""
+    """Index a table by the names of its rows."""
     names = {key: table[key].astype(str).map(io.same_name) for key in keys}
     return table.assign(**names).drop_duplicates([*keys]).set_index([*keys])
 
@@ -172,7 +172,7 @@ def _keyed(table: DataFrame, keys: Sequence[str]) -> DataFrame:
 def _table_differences(
     name: str, stored: DataFrame, current: DataFrame, tolerance: float
 ) -> Iterator[str]:
-    """Scores of a table that are not those of another with the same index."""
+    """Yield scores of a table that differ from those of another with the same index."""
     distances = _distances(stored, current)
     for row, column in zip(*(distances > tolerance).to_numpy().nonzero()):
         score, key = distances.columns[column], stored.index[row]
@@ -184,7 +184,7 @@ def _table_differences(
 
 
 def _distances(stored: DataFrame, current: DataFrame) -> DataFrame:
-    """How far scores lie apart, relative beyond 1; infinitely where one of them is undefined."""
+    """Distances between scores, relative above 1; infinite where only one is defined."""
     before = stored[[name for name in present(stored.columns) if name in current]].astype(float)
     again = current.reindex(before.index)[[*before.columns]].astype(float)
     distances = ((again - before).abs() / before.abs().clip(lower=1.0)).fillna(float("inf"))
@@ -230,7 +230,7 @@ def _pooled_again(results: Results) -> tuple[int, list[str]]:
 
 
 def _frame_scores(frames: SystemFrames, measures: tuple[str, ...]) -> Scores:
-    """Frames of a file as they came out of the scorer."""
+    """Frames of a file, as :class:`Scores`."""
     values = {name: torch.from_numpy(x).double()[None] for name, x in frames.scores.items()}
     defined_fields = {name: SCORES[name].defined_field for name in values}
     defined = {
@@ -251,7 +251,7 @@ def _without_frames(results: Results) -> Iterator[str]:
 
 
 def _without_score(scores: DataFrame) -> Iterator[str]:
-    """Every reason why estimates have no score, with their number."""
+    """Yield each reason for missing scores, with the number of estimates."""
     rows = scores[scores["status"] != "ok"]
     if rows.empty:
         return
@@ -262,7 +262,7 @@ def _without_score(scores: DataFrame) -> Iterator[str]:
 
 
 def _rescored(results: Results, scorer: MAPSS, count: int) -> tuple[int, float, list[str]]:
-    """Estimates scored again, their largest difference, and what differs."""
+    """Number of estimates scored again, the largest difference, and all differences."""
     scored = results.scores[results.scores["status"] != "failed"]
     outputs = sorted({*scored[_ITEM].itertuples(index=False, name=None)})
     rows, largest, differences = 0, 0.0, []

@@ -1,13 +1,12 @@
-"""The worst moments of a test set: where a measure is worst for at least 0.3 s.
+"""Worst moments of a test set: the segments of at least 0.3 s with the worst scores.
 
-Frames of 25 ms that score badly come alone by chance; what one can notice lasts. So a *segment* is
-a span of at least :data:`LEAST_S`: the window of that length with the worst mean over its scored
-frames, joined by the neighbouring frames that are no better. Of one estimate no two segments of a
-measure overlap. With sampled frames there are no neighbours: single frames are listed. Hidden
-references and anchors are left out: an anchor is bad throughout.
+Single bad frames (25 ms) occur by chance; audible faults last longer. So a *segment* is a span of
+at least :data:`LEAST_S`: the window of that length with the worst mean over its scored frames,
+extended by neighbouring frames that are no better. Segments of the same score and estimate do not
+overlap. Sampled frames have no neighbours, so single frames are listed. Hidden references and
+anchors are left out, since an anchor is bad throughout.
 
-Bleed, the level of an estimate while its source is silent, is worst where it is highest; its
-segments name the source that is heard there.
+Bleed is worst where it is highest; its segments name the source that is audible there.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ if TYPE_CHECKING:
 
 #: Seconds a segment lasts at least, and at most.
 LEAST_S, MOST_S = 0.3, 3.0
-#: Seconds of sound around a segment, to hear where it comes from.
+# : Seconds of sound around a segment, to hear it in context.
 CONTEXT_S = 0.5
-#: Measures that have worst segments by default, where the results have them.
+# : Scores with worst segments by default, if the results have them.
 WORST_OF = ("clearance", "fidelity", "ps", "log_pm", "bleed_db")
-#: Bleed below this level is no worst moment of anything.
+# : Bleed below this level is not worth listing.
 LEAST_BLEED_DB = -60.0
 _SEGMENT_COLUMNS = ("measure", "score", "start", "end", "frames", "title", "value")
 Floats = NDArray[np.float64]
@@ -55,11 +54,11 @@ def worst_segments(
     measures: str | Sequence[str] | None = None,
     controls: bool = False,
 ) -> DataFrame:
-    """The worst segments of a set, for each measure the worst first.
+    """Worst segments of a set by score, worst first.
 
     Args:
-        results: of :func:`~torch_mapss.evaluation.results.load_results`.
-        count: segments of each measure.
+        results: result of :func:`~torch_mapss.evaluation.results.load_results`.
+        count: number of segments per score.
         measures: names of measures and of scores by which systems are ranked and that frames have;
             by default those of :data:`WORST_OF` that the results have.
         controls: list hidden references and anchors (systems ``control:NAME``) as well; they are
@@ -68,11 +67,11 @@ def worst_segments(
     Returns:
         Up to ``count`` rows for every measure, measure after measure: ``measure``, ``score`` (mean
         over the scored frames; of bleed, dB of the mean power), ``start``, ``end`` (seconds),
-        ``frames`` (scored ones), ``title`` ("PS", or "bleed of drums"), ``value`` (the score for
-        people); ``row`` (counted in scores.csv) and what it says there, with paths to open.
+        ``frames`` (scored ones), ``title`` ("PS", or "bleed of drums"), ``value`` (the score as
+        text); ``row`` (its number in scores.csv) and the columns of that row, with paths to open.
 
     Raises:
-        ValueError: another measure, or a count below 1.
+        ValueError: an unknown name, or a count below 1.
     """
     from pandas import DataFrame
 
@@ -102,7 +101,7 @@ def worst_segments(
 
 
 def _listed_measures(results: Results, measures: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The scores of which worst segments are wanted."""
+    """Names of the scores to find worst segments of."""
     ranked = present(results.measures, ranked=True)
     available = [name for name in ranked if name in FRAME_SCORES]
     if measures is None:
@@ -118,7 +117,7 @@ def _listed_measures(results: Results, measures: str | Sequence[str] | None) -> 
 
 
 def _described(results: Results, name: str, segment: Row) -> Row:
-    """Paths to open, and the measure, its title and the score for people."""
+    """Add paths to open, the name of the score, its title and its value as text."""
     paths = {role: results.locate(segment[role]) for role in ("estimate", "reference")}
     source = _bleeding_source(results, segment) if name == "bleed_db" else ""
     large = abs(segment["score"]) >= 1e5
@@ -131,11 +130,11 @@ def _described(results: Results, name: str, segment: Row) -> Row:
 def frame_curves(
     results: Results, rows: Sequence[Row]
 ) -> Iterator[tuple[Row, Floats, dict[str, Floats]]]:
-    """Every row of scores.csv with seconds and frame scores; no scores if it failed.
+    """Yield every row of scores.csv with times and frame scores; without scores if it failed.
 
     Evenly spaced: between excerpts the scores are NaN.
     """
-    read = functools.lru_cache(4)(results.frames)  # rows of one mixture follow each other
+    read = functools.lru_cache(4)(results.frames)  # rows of a mixture are consecutive
     for row in rows:
         times, systems = read(row["mixture_id"])
         frames = systems.get(row["system"])
@@ -172,7 +171,7 @@ def _segments(
         score = 10.0 * float(np.log10(max(-mean, 1e-30))) if is_bleed else mean
         if is_bleed and score < LEAST_BLEED_DB:
             continue
-        # A frame stands for the step around its centre.
+        # Each frame covers one step around its centre.
         begin_s = max(0.0, float(times[begin]) - step / 2)
         end_s = float(times[end - 1]) + step / 2
         scored = int(np.isfinite(values[begin:end]).sum())
@@ -180,13 +179,13 @@ def _segments(
 
 
 def lowest_runs(scores: Floats, least: int, most: int, count: int) -> list[tuple[int, int, float]]:
-    """The lowest spans of a sequence with gaps.
+    """Find the lowest spans of a sequence with gaps.
 
     Args:
-        scores: (F,) NaN where there is none.
-        least, most: frames in a span, half of which must be scored; ``most`` bounds how far it
-            grows.
-        count: spans wanted.
+        scores: (F,), NaN in gaps.
+        least, most: number of frames in a span, half of which must be scored; ``most`` limits its
+            growth.
+        count: largest number of spans.
 
     Returns:
         Up to ``count`` of (begin, end, mean), lowest first, none overlapping.
@@ -202,7 +201,7 @@ def lowest_runs(scores: Floats, least: int, most: int, count: int) -> list[tuple
         begin = int(np.nanargmin(means))
         end = begin + least
         mean = float(np.nanmean(scores[begin:end]))
-        # Neighbours that are no better, but for rounding of the mean.
+        # Extend by neighbours that are no better, up to rounding of the mean.
         joins = free & (scores <= mean + 1e-9 * abs(mean))
         end += int(np.argmin(np.append(joins[end : begin + most], False)))
         begin -= int(np.argmin(np.append(joins[max(0, end - most) : begin][::-1], False)))
@@ -213,7 +212,7 @@ def lowest_runs(scores: Floats, least: int, most: int, count: int) -> list[tuple
 
 
 def _bleeding_source(results: Results, segment: Row) -> str:
-    """The source other than its own that is loudest in a segment; empty where audio is gone."""
+    """Loudest other source in a segment; "" if the audio is gone."""
     paths = results.audio(segment["mixture_id"])
     indices = [k for k in range(len(paths.sources)) if k != segment["source_index"]]
     try:
@@ -233,7 +232,7 @@ def write_segments(
         The files: estimate and reference of every segment, named by measure, rank and time.
 
     Raises:
-        FileNotFoundError: audio that is gone; nothing is written then.
+        FileNotFoundError: audio is missing; nothing is written then.
     """
     results.check_audio(segments[["estimate", "reference"]].to_numpy().ravel())
     folder = io.make_folder(folder)
