@@ -30,17 +30,22 @@ def test_filters_have_equal_area_whatever_the_default_dtype(default):
 
 @pytest.mark.parametrize(
     ("bands", "rate", "size", "top"),
-    [(80, 16_000, 512, None), (128, 44_100, 2048, 20_000.0), (23, 8000, 256, 800.0)],
+    [
+        (80, 16_000, 512, None),
+        (128, 44_100, 2048, 20_000.0),
+        (23, 8000, 256, 800.0),
+        (40, 11_025, 512, None),
+    ],
 )
 def test_filters_are_those_of_torchaudio_in_double(bands, rate, size, top):
     torch.set_default_dtype(torch.float64)
     try:
-        expected = torchaudio.functional.melscale_fbanks(
-            size // 2 + 1, 0.0, top or rate / 2, bands, rate, norm="slaney", mel_scale="slaney"
+        scale = torchaudio.transforms.MelScale(
+            bands, rate, 0.0, top, size // 2 + 1, norm="slaney", mel_scale="slaney"
         )
     finally:
         torch.set_default_dtype(torch.float32)
-    torch.testing.assert_close(mel_filterbank(bands, rate, size, top), expected, rtol=1e-13, atol=0)
+    torch.testing.assert_close(mel_filterbank(bands, rate, size, top), scale.fb, rtol=1e-13, atol=0)
 
 
 def test_making_filters_sets_no_default_of_the_process(monkeypatch):

@@ -176,6 +176,25 @@ def test_arrays_have_the_rate_that_is_said_and_integers_are_pcm(tmp_path, mapss,
         evaluate(TRUTH, TRUTH)  # type: ignore[misc]
 
 
+def test_a_rate_that_nobody_said_is_told(tmp_path, mapss, plain):
+    note = "arrays were taken to be at 16000 Hz, the encoder's rate"
+    assert note in plain.notes[0]
+    assert note in plain.summary()
+    paths = write_all(tmp_path, TRUTH)
+    assert note in scored(mapss, MADE, paths).notes[0]
+    for report in (
+        scored(mapss, paths, paths),
+        scored(mapss, sample_rate=RATE),
+        evaluate(
+            estimates=MADE,
+            references=TRUTH,
+            mapss=MAPSS("mel", sample_rate=RATE, measures="bleed"),
+            measures="bleed",
+        ),
+    ):
+        assert note not in report.summary()
+
+
 def test_target_alone_and_permutation(mapss, plain):
     expected = mapss(MADE[1:], TRUTH, attributed=(1,)).utterance().ps[0, 0].item()
     for report in (scored(mapss, MADE[1:], attributed=(1,)), scored(mapss, [None, MADE[1]])):

@@ -222,14 +222,16 @@ def mel_filterbank(
         bands: M, number of filters.
         sample_rate: Hz.
         fft_size: length of the transform.
-        highest: Hz; None: half the rate.
+        highest: Hz; None: half the rate, in whole hertz as in torchaudio.
 
     Returns:
         (fft_size // 2 + 1, M) float64 weights, to be applied to |rfft|².
     """
-    top = sample_rate / 2 if highest is None else highest
+    # At odd rates the last bin lies half a hertz higher; bins and bands must agree on it.
+    half_rate = float(sample_rate // 2)
+    top = half_rate if highest is None else highest
     options: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
-    frequencies = torch.linspace(0.0, sample_rate // 2, fft_size // 2 + 1, **options)
+    frequencies = torch.linspace(0.0, half_rate, fft_size // 2 + 1, **options)
     mel = torch.linspace(0.0, _mel_of(top), bands + 2, **options)
     above_corner = _CORNER_HZ * (_LOG_STEP * (mel - _CORNER_MEL)).exp()
     edges = torch.where(mel < _CORNER_MEL, _LINEAR_HZ * mel, above_corner)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -128,6 +128,11 @@ def evaluate(
     (report,) = scorer.reports([inspected], mixture_id, on_segment)
     for finding in report.findings:
         checks.warn_user(f"{finding.text}.")
+    has_arrays = any(clip.path is None for clip in clips)
+    if has_arrays and sample_rate is None and scorer.mapss.config.rate is None:
+        rate = report.sample_rate
+        note = f"arrays were taken to be at {rate} Hz, the encoder's rate (sample_rate=None)"
+        report = replace(report, notes=(note, *report.notes))
     return report
 
 
