@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from torch_mapss import MAPSS, DistortionBank
+from torch_mapss import MAPSS, DistortionBank, Scores
 from torch_mapss.encoders import MelEncoder
 
 RATE = 16000
@@ -53,6 +53,12 @@ def small(encoder: object = "mel", size: int = 14, **options: object) -> MAPSS:
     return MAPSS(encoder, **banks | options)  # type: ignore[arg-type]
 
 
+def scores_of(mapss: MAPSS, estimates: Tensor, references: Tensor) -> Tensor:
+    """(2, B, S') utterance PS and PM."""
+    means = mapss(estimates, references).utterance()
+    return torch.stack([means.ps, means.pm])
+
+
 def by_hand(frames: Tensor, active: Tensor, weights: Tensor | None = None) -> float:
     """The mean over frames, then sources, then mixtures, of what is active: in loops."""
     weights = torch.ones_like(frames) if weights is None else weights
@@ -71,3 +77,11 @@ class Counting(MelEncoder):
     def forward(self, waveform: Tensor, memory: int | None = None) -> Tensor:
         self.waveforms += waveform[..., 0].numel()
         return super().forward(waveform, memory)
+
+
+def assert_scores_equal(actual: Scores, expected: Scores, **tolerance: float) -> None:
+    """PS, PM and distances of every frame, up to 1e-6 unless said otherwise."""
+    tolerance = tolerance or {"rtol": 1e-6, "atol": 1e-6}
+    for name in ("ps", "pm", "log_pm", "attributed_distance", "foreign_distance"):
+        torch.testing.assert_close(getattr(actual, name), getattr(expected, name), **tolerance)
+    assert torch.equal(actual.active, expected.active)

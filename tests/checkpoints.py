@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -203,3 +204,16 @@ def check_gradient(
     assert abs(float(difference) / (2 * step) - slope) < 1e-4 * abs(slope)
     assert all(p.grad is None and not p.requires_grad for p in encoder.model.parameters())
     return abs(slope)
+
+
+def edit_weights(path: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
+    """Change the weights of a folder by ``edit``, which gets them by name."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(path / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+
+
+def first_weight(encoder: Any) -> Tensor:
+    return next(encoder.model.parameters())

@@ -6,6 +6,9 @@ transform.
 
 from __future__ import annotations
 
+import math
+
+import bursts
 import numpy as np
 import torch
 from scipy import signal
@@ -58,3 +61,17 @@ def k_weighted(x: np.ndarray, rate: int) -> np.ndarray:
 
 def lufs(power: np.ndarray) -> np.ndarray:
     return -0.691 + 10 * np.log10(power)
+
+
+def loud_noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return 10 * bursts.noise(*shape, seed=seed, dtype=torch.float64).to(dtype)
+
+
+def sine(sections: list[tuple[float, float]], rate: int, hertz: float = 1000.0) -> Tensor:
+    """A tone through (dBFS, seconds) sections; 0 dBFS is amplitude 1."""
+    sections_of_level = [
+        np.full(round(seconds * rate), 10 ** (level / 20)) for level, seconds in sections
+    ]
+    amplitude = torch.from_numpy(np.concatenate(sections_of_level))
+    t = torch.arange(len(amplitude), dtype=torch.float64) / rate
+    return amplitude * torch.sin(2 * math.pi * hertz * t)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from bursts import RATE, leaky, small, voices
+from bursts import RATE, leaky, scores_of, small, voices
 from torch import Tensor
 
 from torch_mapss import MAPSS, DistortionBank, MAPSSLoss
@@ -18,11 +18,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:mixtures")
 @pytest.fixture(scope="module")
 def mapss() -> MAPSS:
     return small(size=6)
-
-
-def scores_of(mapss: MAPSS, estimates: Tensor, references: Tensor) -> Tensor:
-    means = mapss(estimates, references).utterance()
-    return torch.stack([means.ps, means.pm])
 
 
 def gradient(mapss: MAPSS, estimates: Tensor, references: Any) -> tuple[Tensor, Tensor]:

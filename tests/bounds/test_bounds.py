@@ -211,7 +211,7 @@ def test_two_corners_are_the_maximum_of_all_eight() -> None:
     point = k, theta, k * theta * (0.3 + 1.5 * uniform[2])
     half = tuple(u * 1.2 * x for u, x in zip(uniform[3:6], point))
     floors = (1e-6, 1e-6, 1e-8)
-    (largest_change,) = match.corner_maxima(point, [match.Box(half, floors)])
+    (largest_change,) = match.corner_maxima(point, [(half, floors)])
 
     def change(shares: Sequence[Any]) -> Tensor:
         moved = (x + s * h for x, s, h in zip(point, shares, half))

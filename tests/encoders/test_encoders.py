@@ -1,21 +1,8 @@
-"""Encoders: equality with the full models, what is refused, what is shared."""
+"""Encoders of speech transformers against the models of transformers: values, gradients, frames."""
 
 from __future__ import annotations
 
-import copy
-import gc
-import json
-import os
-import pickle
-import shutil
-import socket
-import subprocess
-import sys
-import time
-import weakref
-from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +14,7 @@ from checkpoints import (
     WHISPER_POSITIONS,
     WIDTH,
     check_gradient,
-    old_name,
+    first_weight,
     random_model,
     random_whisper,
     relative_error,
@@ -36,21 +23,16 @@ from checkpoints import (
 from torch import Tensor, nn
 
 from torch_mapss.encoders import (
-    CustomEncoder,
-    Encoder,
     MelEncoder,
     WaveformEncoder,
     as_encoder,
-    clear_encoder_cache,
     encoder_table,
     load_encoder,
     log_mel,
     registry,
 )
-from torch_mapss.encoders.base import is_usable
 
 SAMPLES = 4000
-Folder = Callable[..., Path]
 
 
 def speech(*shape: int, seed: int = 0) -> Tensor:
@@ -386,248 +368,6 @@ def test_table(monkeypatch):
     assert len(loaded) == 12
 
 
-def edit_weights(path: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
-    from safetensors.torch import load_file, save_file
-
-    tensors = load_file(path / "model.safetensors")
-    edit(tensors)
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-
-
-def used_names(path: Path) -> list[str]:
-    from safetensors.torch import load_file
-
-    names = list(load_file(path / "model.safetensors"))
-    if any(name.startswith("model.encoder.") for name in names):  # Whisper's
-        return [n for n in names if n.startswith("model.encoder.") and "layers.2" not in n]
-    return [n for n in names if not n.startswith(("masked_spec_embed", "encoder.layers.2."))]
-
-
-@pytest.mark.parametrize(
-    ("family", "missing"),
-    [
-        ("whisper", 6),
-        ("wavlm", 5),
-        ("hubert", 7),
-        *(pytest.param(f, 1, marks=pytest.mark.slow) for f in (*FAMILIES, "whisper")),
-    ],
-)
-def test_every_missing_weight_is_named(own_folder, family, missing):
-    whisper = family == "whisper"  # with its decoder, which has weights of nearly the same names
-    path = own_folder(family, **({"head": "ForConditionalGeneration"} if whisper else {}))
-    full = (path / "model.safetensors").read_bytes()
-    names = used_names(path)
-    assert len(names) == 7 + 2 * 15 if whisper else len(names) > 40  # Whisper's k has no bias
-    for name in names[::missing]:
-        edit_weights(path, lambda tensors, name=name: tensors.pop(name))
-        shown = old_name(name.removeprefix("model."))
-        with pytest.raises(ValueError, match=f"but {shown} is missing".replace(".", r"\.")):
-            load_encoder(path, layer=2)
-        (path / "model.safetensors").write_bytes(full)
-    edit_weights(path, lambda t: [t.pop(n) for n in list(t) if n not in names])
-    (path / "pytorch_model.bin").write_bytes(b"not read")
-    load_encoder(path, layer=2)  # neither a decoder nor what is above the layer is needed
-    name = "model.encoder.conv1.weight" if whisper else "feature_projection.projection.weight"
-    edit_weights(path, lambda t: t.update({name: t[name][:, :-1].contiguous()}))
-    shape = r"\(32, 79, 3\)" if whisper else r"\(32, 11\)"
-    with pytest.raises(ValueError, match=rf"\.weight has shape {shape} instead of"):
-        load_encoder(path, layer=2)
-
-
-def test_pickles_that_hold_code_are_not_run(own_folder):
-    path = own_folder("hubert")
-    (path / "model.safetensors").unlink()
-    torch.save({"model": nn.Linear(1, 1)}, path / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"cannot be read.*Two ways out"):
-        load_encoder(path)
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("config.json", "{", "JSON object"),
-        ("config.json", "[]", "JSON object"),
-        ("config.json", None, "has no config.json"),
-        ("config.json", '{"model_type": "bert"}', "model_type 'bert'"),
-        ("config.json", '{"model_type": "mert_model", "deepnorm": true}', "deepnorm"),
-        ("config.json", "{}", "model_type None"),
-        ("model.safetensors", None, "has no model.safetensors"),
-        ("model.safetensors", "cut off", "damaged"),
-    ],
-)
-def test_incomplete_folders(own_folder, file, content, message):
-    path = own_folder("hubert")
-    (path / file).unlink()
-    if content is not None:
-        (path / file).write_text(content)
-    with pytest.raises(ValueError, match=message):
-        load_encoder(path)
-
-
-@pytest.fixture
-def no_network(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Every connection fails; returns the seconds that anything asked to wait before the next."""
-    waits: list[float] = []
-
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise OSError("network is blocked")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    for name in ("create_connection", "getaddrinfo"):
-        monkeypatch.setattr(socket, name, refuse)
-    monkeypatch.setattr(time, "sleep", waits.append)
-    return waits
-
-
-WAYS_OUT = r"facebook/wav2vec2-large-lv60.*local folder.*hf download"
-
-
-def test_a_name_that_is_not_cached_fails_at_once(folder, tmp_path, no_network):
-    load_encoder(folder("wav2vec2", True, seed=3))  # a folder needs no network
-    with pytest.raises(OSError, match=f"(?s){WAYS_OUT}"):
-        load_encoder("wav2vec2-large", cache_dir=tmp_path)
-    assert sum(no_network) < 8.0  # no retries with growing pauses
-    with pytest.raises(OSError, match=r"lv60.*local_files_only.*local folder.*hf download"):
-        load_encoder("facebook/wav2vec2-large-lv60", cache_dir=tmp_path, local_files_only=True)
-
-
-def fake_hub(monkeypatch: pytest.MonkeyPatch, source: Path, cache: Path) -> list[list[str]]:
-    """A hub with one checkpoint, whose client stores files as the real one does."""
-    import huggingface_hub
-
-    asked: list[list[str]] = []
-    snapshot = cache / "models--some--model" / "snapshots" / "abc"
-
-    def download(name: str, *, allow_patterns: list[str], local_files_only: bool, **_: Any) -> str:
-        if not local_files_only:
-            asked.append(allow_patterns)
-            snapshot.mkdir(parents=True, exist_ok=True)
-            for file in source.iterdir():
-                if any(file.match(pattern) for pattern in allow_patterns):
-                    shutil.copy(file, snapshot)
-        if not snapshot.is_dir():
-            raise huggingface_hub.utils.LocalEntryNotFoundError("not cached")
-        return str(snapshot)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    return asked
-
-
-@pytest.mark.parametrize("safe", [True, False])
-def test_a_download_fetches_what_is_needed_once(folder, tmp_path, monkeypatch, safe):
-    source = folder("hubert", safe=safe)
-    asked = fake_hub(monkeypatch, source, tmp_path)
-    encoder = load_encoder("some/model", cache_dir=tmp_path)
-    assert ("pytorch_model.bin" in asked[-1]) is not safe  # pickles where there is nothing else
-    assert torch.equal(encoder(noise(1, SAMPLES)), load_encoder(source)(noise(1, SAMPLES)))
-    count = len(asked)
-    load_encoder("some/model", cache_dir=tmp_path, local_files_only=True)
-    load_encoder("some/model", cache_dir=tmp_path)
-    assert len(asked) == count
-
-
-def test_missing_transformers_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    load_encoder("mel")
-    with pytest.raises(ImportError, match="pip install"):
-        load_encoder("wav2vec2-base")
-
-
-def first_weight(encoder: Any) -> Tensor:
-    return next(encoder.model.parameters())
-
-
-def test_equal_settings_share_weights_that_go_with_the_last_encoder(folder):
-    left, two = (load_encoder(folder("hubert", seed=5), layer=2) for _ in range(2))
-    assert left is not two
-    assert first_weight(left) is first_weight(two)
-    for variant in ({"layer": 1}, {"layer": 2, "dtype": "float64"}):
-        assert load_encoder(folder("hubert", seed=5), **variant).model is not left.model
-    weights = weakref.ref(left.model)
-    del left
-    gc.collect()
-    assert weights() is two.model
-    clear_encoder_cache()
-    assert load_encoder(folder("hubert", seed=5), layer=2).model is not two.model
-    del two
-    gc.collect()
-    assert weights() is None
-
-
-def test_other_weights_or_settings_are_another_model(own_folder):
-    path = own_folder("hubert")
-    variant = path.with_name("other")
-    shutil.copytree(path, variant, copy_function=os.symlink)
-    config = json.loads((path / "config.json").read_text())
-    (variant / "config.json").unlink()
-    (variant / "config.json").write_text(json.dumps({**config, "num_attention_heads": 1}))
-    left, two = load_encoder(path, layer=2), load_encoder(variant, layer=2)
-    assert left.model is not two.model
-    assert not torch.equal(left(noise(1, SAMPLES)), two(noise(1, SAMPLES)))
-    edit_weights(path, lambda t: t["feature_projection.projection.weight"].mul_(2))
-    assert load_encoder(path, layer=2).model is not left.model
-
-
-def test_moving_or_casting_one_encoder_leaves_the_others_alone(folder):
-    left, two, three = (load_encoder(folder(), layer=2) for _ in range(3))
-    expected = two(noise(1, SAMPLES))
-    nn.ModuleList([left]).to("meta")
-    assert (left.device.type, first_weight(left).device.type) == ("meta", "meta")
-    assert (two.device.type, first_weight(two).device.type) == ("cpu", "cpu")
-    nn.ModuleList([three]).half().to(torch.bfloat16).double()  # precision is a setting
-    assert first_weight(three).dtype == torch.float32
-    assert torch.equal(three(noise(1, SAMPLES)), expected)
-    assert load_encoder(folder(), layer=2).to("meta").model is left.model
-
-
-def test_state_dict_holds_no_frozen_weights(folder):
-    class Model(nn.Module):
-        def __init__(self, path: Path) -> None:
-            super().__init__()
-            self.head = nn.Linear(2, 2)
-            self.encoder = load_encoder(path, layer=2)
-
-    model, variant = Model(folder()), Model(folder("hubert", seed=7))
-    expected = variant.encoder(noise(1, SAMPLES))
-    assert set(model.state_dict()) == {"head.weight", "head.bias"}
-    variant.load_state_dict(model.state_dict(), strict=True)
-    assert torch.equal(variant.head.weight, model.head.weight)
-    foreign = {f"encoder.model.{k}": v for k, v in model.encoder.model.state_dict().items()}
-    variant.load_state_dict({**model.state_dict(), **foreign}, strict=True)
-    assert torch.equal(variant.encoder(noise(1, SAMPLES)), expected)
-
-
-def test_copies_share_and_pickles_reload(folder):
-    encoder = load_encoder(folder(), layer=1)
-    encoder.memory_budget = 12_345
-    encoder(noise(1, SAMPLES).requires_grad_())
-    clone = copy.deepcopy(nn.ModuleList([encoder]))[0]
-    content = pickle.dumps(encoder)
-    assert len(content) < 3000
-    for variant in (clone, copy.copy(encoder), pickle.loads(content)):
-        assert first_weight(variant) is first_weight(encoder)
-        assert (variant.layer, variant.memory_budget) == (1, 12_345)
-    clone.to("meta")
-    assert encoder.device.type == "cpu"
-    for encoder in (MelEncoder(40, context=1).half(), WaveformEncoder().half()):
-        expected = encoder(noise(1, SAMPLES))
-        for variant in (copy.deepcopy(encoder), pickle.loads(pickle.dumps(encoder))):
-            assert torch.equal(variant(noise(1, SAMPLES)), expected)
-
-
-@pytest.mark.slow
-def test_a_pickle_works_in_a_new_process(folder, tmp_path):
-    encoder, wave = load_encoder(folder(), layer=1), noise(1, SAMPLES)
-    (tmp_path / "all").write_bytes(pickle.dumps((encoder, wave, encoder(wave))))
-    code = f"""
-import pickle
-encoder, wave, expected = pickle.load(open({str(tmp_path / "all")!r}, "rb"))
-assert (encoder(wave) - expected).abs().max() < 1e-5
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize("samples", [9600, 9599, 9761, 201])
 @pytest.mark.parametrize("bands", [80, 128])
 def test_log_mel_equals_the_feature_extractor(samples, bands):
@@ -648,85 +388,3 @@ def test_a_frame_of_whisper_sees_five_windows_and_no_more(folder):
     # Of 400 samples, 160 apart, about sample 320 f; the first under a Hann window has no weight.
     assert (int(seen[0]), int(seen[-1])) == (320 * frame - 519, 320 * frame + 519)
     assert len(seen) == 1039
-
-
-class Stub(nn.Module):
-    """Mean of each frame, and its double."""
-
-    sample_rate, hop, receptive_field = 8_000, 100, 200
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.tensor([1.0, 2.0]))
-
-    def forward(self, wave: Tensor) -> Tensor:
-        assert wave.dim() == 2
-        return wave.unfold(-1, 200, 100).mean(-1, keepdim=True) * self.scale
-
-
-def test_own_encoder():
-    stub = Stub()
-    encoder = as_encoder(stub)
-    assert isinstance(encoder, CustomEncoder)
-    assert as_encoder(encoder) is encoder
-    wave = noise(2, 3, 1000).requires_grad_()
-    frames = encoder(wave)
-    assert frames.shape == (2, 3, encoder.frame_count(1000), 2)
-    frames.sum().backward()
-    assert wave.grad.abs().sum() > 0
-    assert stub.scale.grad is None
-    assert not encoder.train().function.training
-    for cast in (encoder.half, encoder.bfloat16, encoder.double):  # it keeps its precision
-        cast()
-        assert stub.scale.dtype == torch.float32
-        assert torch.equal(encoder(wave.double()), frames)
-    stub.forward = lambda wave: wave.new_full((2, 9, 40), 2000.0).half()  # type: ignore[method-assign]
-    assert encoder(noise(2, 1000)).dtype == torch.float32
-    assert encoder.to("meta").function.scale.device.type == "meta"
-
-
-def test_own_encoder_may_belong_to_a_model_that_is_trained():
-    stub = nn.Sequential(nn.Dropout(0.5), Stub())
-    for name in ("sample_rate", "hop", "receptive_field"):
-        setattr(stub, name, getattr(Stub, name))
-    encoder = as_encoder(stub)
-    parent = nn.ModuleDict({"shared": stub}).train().requires_grad_(True)
-    earlier = encoder(noise(2, 1000))
-    assert parent["shared"] is stub
-    assert torch.equal(earlier, encoder(noise(2, 1000)))
-    assert not earlier.requires_grad
-
-
-class Late(Encoder):
-    """An encoder that gives a frame too few."""
-
-    def _encode(self, flat: Tensor) -> Tensor:
-        return flat.unfold(-1, 200, 100)[:, 1:]
-
-
-@pytest.mark.parametrize(
-    ("output", "message"),
-    [
-        (lambda wave: wave, r"gave \(2, 1000\)"),
-        (lambda wave: wave.new_zeros(2, 8, 3), r"\(2, 9, M\), but gave \(2, 8, 3\)"),
-        (lambda wave: None, "gave NoneType"),
-        (lambda wave: wave.new_ones(2, 9, 3) > 0, "torch.bool"),
-        (lambda wave: wave.new_zeros(2, 9, 3).to(torch.complex64), "take the magnitude"),
-    ],
-)
-def test_own_encoder_with_other_frames(output, message):
-    stub = Stub()
-    stub.forward = output  # type: ignore[method-assign]
-    with pytest.raises(ValueError, match=message):
-        as_encoder(stub)(noise(2, 1000))
-    late = Late(name="late", sample_rate=8_000, hop=100, receptive_field=200, feature_size=200)
-    with pytest.raises(ValueError, match=r"'late'.*\(2, 9, M\), but gave \(2, 8, 200\)"):
-        late(noise(2, 1000))
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e37])
-def test_embeddings_beyond_use(value):
-    embeddings = torch.full((2, 3, 4), value)
-    assert not is_usable(embeddings)
-    embeddings[1, 2, 3] = 1.0  # a single valid place: the caller can name the bad ones
-    assert is_usable(embeddings)

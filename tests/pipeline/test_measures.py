@@ -12,7 +12,7 @@ from checkpoints import write_checkpoint
 from torch import Tensor
 
 from torch_mapss import MAPSS, DistortionBank, ReferenceBank
-from torch_mapss.pipeline.copies import plans
+from torch_mapss.pipeline.copies import shared_banks
 from torch_mapss.pipeline.measures import MEASURES, checked_measures
 from torch_mapss.score_table import scores_of
 
@@ -73,8 +73,8 @@ def test_a_member_is_distorted_once_and_encoded_once_for_an_encoder():
         counts[name] = encoder.waveforms
     assert counts["both"] == counts["ps"]
     mapss = MAPSS("mel")
-    (plan,) = plans(mapss.config, ("decomposition", "separation"))
-    members = [plan.bank.members[member_index] for member_index in plan.users["decomposition"]]
+    ((bank, users),) = shared_banks(mapss.config, ("decomposition", "separation"))
+    members = [bank.members[member_index] for member_index in users["decomposition"]]
     assert tuple(members) == mapss.decomposition_bank.members
     assert len(members) == 20
     assert len({member.family for member in members}) >= 10

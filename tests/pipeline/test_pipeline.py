@@ -1,19 +1,16 @@
-"""MAPSS from waveforms to frame scores: what it promises about batches, lengths, silence, input."""
+"""Scores of a whole call: values, settings, draws, types, defaults of torch."""
 
 from __future__ import annotations
 
 import copy
 import functools
-import math
 import pickle
-import warnings
-from concurrent.futures import ThreadPoolExecutor
 
 import bursts
 import pytest
 import torch
 import torch_settings
-from bursts import RATE, Counting, leaky, voices
+from bursts import RATE, Counting, assert_scores_equal, leaky, voices
 from torch import Tensor
 
 from torch_mapss import (
@@ -21,15 +18,11 @@ from torch_mapss import (
     DistortionBank,
     MAPSSLoss,
     MatchLoss,
-    PerceptualMatch,
-    ReferenceBank,
     audio,
 )
 from torch_mapss import functional as F
 from torch_mapss.audio.loudness import at_loudness, passing_blocks
 from torch_mapss.core import devices
-from torch_mapss.distortions import Distortion
-from torch_mapss.distortions.reference_features import Scaled
 from torch_mapss.encoders import MelEncoder, mel_on_grid
 from torch_mapss.pipeline.copies import sums_of_others
 
@@ -39,13 +32,6 @@ small = functools.partial(bursts.small, size=10)
 @pytest.fixture(scope="module")
 def mapss() -> MAPSS:
     return small()
-
-
-def equal(a, b, **tolerance):
-    tolerance = tolerance or {"rtol": 1e-6, "atol": 1e-6}
-    for name in ("ps", "pm", "log_pm", "attributed_distance", "foreign_distance"):
-        torch.testing.assert_close(getattr(a, name), getattr(b, name), **tolerance)
-    assert torch.equal(a.active, b.active)
 
 
 def test_identical_estimates_score_best(mapss):
@@ -78,7 +64,7 @@ def test_every_waveform_is_encoded_once():
     estimates = leaky(references, 0.3)
     scores = mapss(estimates, bank)
     assert encoder.waveforms == 4
-    equal(scores, mapss(estimates, references), rtol=0, atol=0)
+    assert_scores_equal(scores, mapss(estimates, references), rtol=0, atol=0)
 
 
 def test_a_random_subset_of_frames(mapss):
@@ -121,85 +107,6 @@ def test_loudness_is_that_asked_for():
         torch.testing.assert_close(soft_frames, loud_frames * 10**-0.5, rtol=1e-5, atol=1e-7)
 
 
-def test_banks_are_joined_saved_and_loaded(mapss, tmp_path):
-    references = voices(3)
-    estimates = leaky(references, 0.3)
-    banks = [mapss.prepare(references[b]) for b in range(2)]
-    banks.append(mapss.prepare(references[2, :, :6000]))
-    joined = ReferenceBank.join(banks)
-    assert joined.batch == 3
-    assert len(joined.groups) == 2
-    of_batch = mapss(estimates, joined)
-    lone = mapss(estimates, references, lengths=(8000, 8000, 6000))
-    equal(of_batch, lone, rtol=1e-5, atol=1e-6)
-    assert repr(joined).endswith("encoders: mel)")  # bleed has none
-    banks[0].save(tmp_path / "bank.pt")
-    reloaded = ReferenceBank.load(tmp_path / "bank.pt")
-    equal(mapss(estimates[:1], reloaded), mapss(estimates[:1], banks[0]), rtol=0, atol=0)
-    padded = mapss.prepare(references[1:], (8000, 6000))
-    assert padded.nbytes == banks[1].nbytes + banks[2].nbytes  # no padding is kept
-    (tmp_path / "other.pt").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match="no saved ReferenceBank"):
-        ReferenceBank.load(tmp_path / "other.pt")
-    with pytest.raises(ValueError, match="other settings"):
-        small(seed=0, activity=0.2)(estimates[:1], reloaded)
-    for options in ({"highest": 4000}, {"window": 200, "margin": 100}):  # on the same frames
-        with pytest.raises(ValueError, match="other settings"):
-            small(MelEncoder(**options))(estimates[:1], reloaded)
-    with pytest.raises(ValueError, match="exactly the mixtures"):
-        mapss(estimates, reloaded)
-
-
-def clip(waveform, sample_rate, threshold, weights=1.0):
-    return (waveform * weights).clamp(min=-threshold, max=threshold)
-
-
-ONES = torch.ones(8000)
-HOLED = ONES.index_fill(0, torch.tensor(2000), 0.0)
-
-
-def member(scaled=None, lowest_rate=0, **settings) -> Distortion:
-    measured = {"threshold": Scaled("a95", scaled)} if scaled else {}
-    settings |= {} if scaled else {"threshold": settings.get("threshold", 0.1)}
-    return Distortion("a", "a", clip, settings, measured=measured, lowest_rate=lowest_rate)
-
-
-@pytest.mark.parametrize(
-    ("made", "refused"),
-    [
-        (member(), member(threshold=0.2)),
-        (member(scaled=0.1), member(scaled=0.9)),
-        (member(weights=ONES), member(weights=HOLED)),
-        (member(), member(lowest_rate=8000)),
-    ],
-)
-def test_a_bank_of_other_distortions_is_refused(made, refused):
-    def scorer(member):
-        return small(match_bank=DistortionBank("match", only=("echo",), extra=(member,)))
-
-    references = voices()
-    bank = scorer(made).prepare(references)
-    assert scorer(made).match_bank == scorer(copy.deepcopy(made)).match_bank
-    scorer(copy.deepcopy(made))(references, bank)
-    assert scorer(made).match_bank != scorer(refused).match_bank
-    with pytest.raises(ValueError, match="other settings"):
-        scorer(refused)(references, bank)
-
-
-def test_a_bank_made_in_inference_mode_serves_in_training(tmp_path):
-    references = voices()
-    mapss = small()
-    with torch.inference_mode():
-        bank = mapss.prepare(references.clone())
-        bank.save(tmp_path / "bank.pt")
-        read = ReferenceBank.load(tmp_path / "bank.pt")
-        made = bank.recombined([[0, 0]]), ReferenceBank.join([bank, bank]), read
-    for own_bank in (bank, *made):
-        estimates = leaky(references, 0.3).expand(own_bank.batch, -1, -1).clone().requires_grad_()
-        MatchLoss(mapss)(estimates, own_bank).backward()
-        assert estimates.grad.abs().sum() > 0
-
-
 def test_same_seed_same_bits_and_the_global_generator_is_left_alone():
     references = voices()
     estimates = leaky(references, 0.3)
@@ -208,7 +115,7 @@ def test_same_seed_same_bits_and_the_global_generator_is_left_alone():
     assert torch.equal(before, torch.random.get_rng_state())
     torch.manual_seed(99)
     repeated = small(seed=3)(estimates, references)
-    equal(scores, repeated, rtol=0, atol=0)
+    assert_scores_equal(scores, repeated, rtol=0, atol=0)
     noise = [
         MAPSS("mel", separation_bank=DistortionBank("separation", only=("noise",), seed=seed))
         .prepare(references, measures="separation")
@@ -241,7 +148,7 @@ def test_align_polarity():
     estimates = leaky(references, 0.2)
     waveform = small("waveform", align_polarity=True)
     flipped = estimates * torch.tensor([1.0, -1.0])[:, None]
-    equal(waveform(flipped, references), waveform(estimates, references))
+    assert_scores_equal(waveform(flipped, references), waveform(estimates, references))
     plain = small("waveform")(flipped, references).utterance()
     assert plain.pm[0, 1] < 0.5
 
@@ -267,7 +174,7 @@ def test_no_encoder_in_the_state_and_copies_work():
     expected = mapss(estimates, references)
     for duplicate in (copy.deepcopy(mapss), pickle.loads(pickle.dumps(mapss))):
         assert duplicate.key == mapss.key
-        equal(duplicate(estimates, references), expected, rtol=0, atol=0)
+        assert_scores_equal(duplicate(estimates, references), expected, rtol=0, atol=0)
     assert "mel" in repr(mapss)
 
 
@@ -284,12 +191,6 @@ def test_two_encoders_share_their_frames():
 
     with pytest.raises(ValueError, match="share rate, hop"):
         small(MelEncoder(), match_encoder=mel_on_grid(RATE, 160, 400))
-
-
-def with_nan(tensor_name):
-    waves = [voices(2), voices(2)]
-    waves[tensor_name][1, 0, 77] = torch.nan
-    return waves
 
 
 def test_a_source_with_too_few_distortions_is_refused():
@@ -322,7 +223,7 @@ def test_trim_equals_trimming_by_hand():
     references = voices()
     estimates = leaky(references, 0.3)[..., :-1]
     scores = small(trim=True)(estimates, references)
-    equal(scores, small()(estimates, references[..., :-1]), rtol=0, atol=0)
+    assert_scores_equal(scores, small()(estimates, references[..., :-1]), rtol=0, atol=0)
     with pytest.raises(ValueError, match="prepare it anew"):
         small(trim=True)(estimates, small(trim=True).prepare(references))
 
@@ -344,30 +245,6 @@ def test_what_a_call_asks_for_is_refused_before_anything_is_prepared(monkeypatch
     ):
         with pytest.raises(ValueError, match=r"at least|whole number|at most 14 sources, got 15"):
             call()
-
-
-@pytest.mark.filterwarnings("ignore:mixtures")
-def test_unchecked_non_finite_items_are_left_out():
-    mapss = small(check_finite=False)
-    estimates, references = with_nan(0)
-    scores = mapss(estimates, references)
-    assert not scores.active[1].any()
-    assert scores.active[0].any()
-    clean = small()(estimates[:1], references[:1])
-    torch.testing.assert_close(scores.ps[:1], clean.ps)
-    estimates, references = with_nan(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        scores = mapss(estimates, references)
-    assert not scores.active[1].any()
-    assert torch.isfinite(scores.ps).all()
-    # The source of that mixture that is fine serves in others, the bad one in none.
-    banks = [small().prepare(references[:1]), mapss.prepare(references[1:])]
-    mixed = torch.stack([references[0, 0], references[1, 1]]).unsqueeze(0)
-    for bank in (mapss.prepare(references), ReferenceBank.join(banks)):
-        rescored = mapss(leaky(mixed, 0.3)[[0, 0]], bank.recombined([[0, 1], [1, 0]]))
-        torch.testing.assert_close(rescored.ps[:1], small()(leaky(mixed, 0.3), mixed).ps)
-        assert not rescored.active[1].any()
 
 
 @pytest.mark.parametrize(
@@ -432,7 +309,7 @@ def test_a_device_without_float64_gets_none(monkeypatch):
     assert scores.times.dtype == torch.float32
     assert audio.frame_rms(references, 400, 320).dtype == torch.float32
     assert reference.dtype == torch.float64
-    equal(scores, expected, rtol=1e-4, atol=1e-5)
+    assert_scores_equal(scores, expected, rtol=1e-4, atol=1e-5)
     assert devices.working_device(torch.device("mps")).type == "mps"
     monkeypatch.undo()
     assert devices.working_device(torch.device("mps")).type == "cpu"
@@ -490,91 +367,12 @@ def as_dict(record) -> dict[str, object]:
     return record._asdict() if hasattr(record, "_asdict") else vars(record)
 
 
-def test_banks_are_loaded_in_threads(mapss, tmp_path):
-    paths = [tmp_path / f"{seed}.pt" for seed in range(4)]
-    for seed, path in enumerate(paths):
-        mapss.prepare(voices(seed=seed), measures="decomposition").save(path)
-    with ThreadPoolExecutor(8) as pool:
-        banks = list(pool.map(ReferenceBank.load, paths * 50))
-    assert [bank.nbytes for bank in banks] == [banks[0].nbytes] * 200
-
-
 def test_fs_is_another_name_of_the_rate():
     assert small(fs=24000).sample_rate == small(sample_rate=24000).sample_rate == 24000
     assert MatchLoss(encoder="mel", fs=8000).mapss.sample_rate == 8000
     for wrong in ({"fs": 24000, "sample_rate": 24000}, {"fs": 0}):
         with pytest.raises(ValueError, match="fs"):
             small(**wrong)
-
-
-@pytest.mark.parametrize("tensor_name", [0, 1])
-def test_bad_samples_are_named(mapss, tensor_name):
-    with pytest.raises(ValueError, match=r"must be finite.*item 1, source 0.*sample 77"):
-        mapss(*with_nan(tensor_name))
-
-
-# What an encoder's bad numbers cost, and where gradients go.
-class Bands:
-    """Log energies of eight bands of frames of 400 samples, hop 320; one frame of them spoiled."""
-
-    name, sample_rate, hop, receptive_field, feature_size = "bands", 16_000, 320, 400, 8
-
-    def __init__(self, value: float | None = None) -> None:
-        self.value = value
-
-    def __call__(self, waveform: Tensor) -> Tensor:
-        spectrum = torch.fft.rfft(waveform.unfold(-1, 400, 320)).abs()[..., 1:161]
-        bands = (spectrum.unflatten(-1, (8, 20)).square().sum(-1) + 1e-2).log()
-        if self.value is not None:
-            bands[:, 7] = self.value
-        return bands
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, 1e38, 0.0])
-def test_a_bad_frame_costs_that_frame_alone(value):
-    references = voices()
-    estimates = leaky(references)
-    clean, spoiled = (bursts.small(Bands(v), size=6)(estimates, references) for v in (None, value))
-    unspoiled = torch.arange(clean.ps.shape[-1]) != 7
-    for name in ("ps", "pm"):
-        actual, expected_values = getattr(spoiled, name), getattr(clean, name)
-        torch.testing.assert_close(actual[..., unspoiled], expected_values[..., unspoiled])
-    if value == 0.0:  # constant: no bandwidth, hence no map
-        assert (spoiled.ps[..., 7] == 0.5).all()
-        assert (spoiled.pm[..., 7] == 1.0).all()
-    elif not math.isfinite(value):
-        assert not spoiled.active[..., 7].any()
-    leaf = estimates.clone().requires_grad_()
-    MAPSSLoss(bursts.small(Bands(value), size=6))(leaf, references).backward()
-    assert leaf.grad.isfinite().all()
-
-
-def test_a_bad_frame_of_a_source_stays_with_it_in_other_mixtures():
-    class Logarithms(Bands):
-        def __call__(self, waveform: Tensor) -> Tensor:
-            return torch.fft.rfft(waveform.unfold(-1, 400, 320)).abs()[..., 1:9].log()
-
-    mapss, references = bursts.small(Logarithms(None), size=6), voices(2)
-    references[0, 1, 3000:5000] = 0.0
-    mixed = torch.stack([references[:, 0], references.flip(0)[:, 1]], 1)
-    bank = mapss.prepare(references).recombined([[0, 1], [1, 0]])
-    assert mapss(mixed, bank).active.equal(mapss(mixed, mixed).active)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, 1e37])
-def test_a_broken_encoder_is_an_error_and_no_score(value):
-    class Broken(Bands):
-        layer = 3
-
-        def __call__(self, waveform: Tensor) -> Tensor:
-            return torch.full_like(super().__call__(waveform), value)
-
-    references = voices(samples=20_000)
-    estimates = leaky(references)
-    mapss, segmented = bursts.small(Broken(), size=6), bursts.small(Broken(), size=6, segment=1.0)
-    for call in (mapss, segmented, MAPSSLoss(mapss), PerceptualMatch(mapss).update):
-        with pytest.raises(RuntimeError, match=r"bands.*layer 3.*float32.*device cpu"):
-            call(estimates, references)
 
 
 class Linear(torch.nn.Module):

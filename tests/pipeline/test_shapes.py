@@ -10,9 +10,8 @@ import re
 import numpy as np
 import pytest
 import torch
-from bursts import leaky, small, voices
+from bursts import leaky, scores_of, small, voices
 from clouds import clouds
-from torch import Tensor
 
 from torch_mapss import (
     MAPSS,
@@ -37,12 +36,6 @@ FOREIGN = re.compile(
 def mapss() -> MAPSS:
     """Six distortions of each bank: a call takes milliseconds."""
     return small(size=6)
-
-
-def scores_of(mapss: MAPSS, estimates: Tensor, references: Tensor) -> Tensor:
-    """(2, B, S') utterance PS and PM."""
-    means = mapss(estimates, references).utterance()
-    return torch.stack([means.ps, means.pm])
 
 
 def entries(mapss):

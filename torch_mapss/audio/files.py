@@ -85,7 +85,8 @@ _LAST_PAGE = re.compile("lacks an end-of-stream bit|Junk after the last page")
 
 def _is_cut(log: str) -> bool:
     """Whether libsndfile's log shows that a file it read without an error is cut short."""
-    for size, present in (map(int, match) for match in _ANNOUNCED.findall(log)):
+    for announcement in _ANNOUNCED.findall(log):
+        size, present = map(int, announcement)
         # A program that writes to a pipe does not know the length and states (nearly) the maximum.
         is_length = not any(0 <= 2**bits - size <= 2**16 for bits in (31, 32, 63, 64))
         # A difference of 1: some writers count the pad byte of an odd chunk but do not write it.

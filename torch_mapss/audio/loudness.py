@@ -200,8 +200,8 @@ def integrated_loudness(wave: Tensor, sample_rate: int) -> Tensor:
     unit, *scale = unit_peak(check_samples(wave, "wave"))
     peak, silent = (x.squeeze(-1) for x in scale)
     level = 20 * peak.log10()
-    blocks, whole = block_powers(unit, rate)
-    power = _gated_power(blocks, whole, _gated(blocks.detach(), level))
+    blocks, mean_power = block_powers(unit, rate)
+    power = _gated_power(blocks, mean_power, _gated(blocks.detach(), level))
     return torch.where(silent, -torch.inf, lufs(torch.where(silent, 1.0, power)) + level)
 
 
@@ -250,8 +250,8 @@ def at_loudness(
             Where no block is marked, the whole signal counts.
     """
     unit, _, silent = unit_peak(wave)
-    blocks, whole = block_powers(unit, rate)
-    gain = _gain(blocks, whole, silent.squeeze(-1), target, gates)
+    blocks, mean_power = block_powers(unit, rate)
+    gain = _gain(blocks, mean_power, silent.squeeze(-1), target, gates)
     loud = unit * gain.unsqueeze(-1)
     if peak == math.inf:
         return loud
@@ -284,12 +284,12 @@ def _passing(blocks: Tensor, whole_power: Tensor, target: float) -> Tensor:
 
 
 def _gain(
-    blocks: Tensor, whole: Tensor, silent: Tensor, target: float, gates: Tensor | None
+    blocks: Tensor, mean_power: Tensor, silent: Tensor, target: float, gates: Tensor | None
 ) -> Tensor:
     """Gain `(...)` that brings the `gates` of signals at peak 1 to `target`; 1 for silence."""
     if gates is None:
-        gates = _passing(blocks, whole, target)
-    power = _gated_power(blocks, whole, gates).clamp(min=_LEAST_POWER)
+        gates = _passing(blocks, mean_power, target)
+    power = _gated_power(blocks, mean_power, gates).clamp(min=_LEAST_POWER)
     power = torch.where(silent, 1.0, power)
     return torch.where(silent, 1.0, 10 ** ((target - lufs(power)) / 20))
 
@@ -318,26 +318,26 @@ class Meter:
         self.hop = round(sample_rate / 10)
         self.lead = math.ceil(_DECAY * sample_rate)  # samples of context before a segment
         self._hops = template.new_zeros(*shape, samples // self.hop)
-        self._whole = template.new_zeros(shape)
+        self._mean_power = template.new_zeros(shape)
         self._peak = template.new_zeros(shape)
 
-    def add(self, rows: tuple[Tensor | slice, ...], piece: Tensor, start: int) -> None:
-        """Add a segment of some of the signals, from sample ``start`` on.
+    def add(self, rows: tuple[Tensor | slice, ...], piece: Tensor, begin: int) -> None:
+        """Add a segment of some of the signals, from sample ``begin`` on.
 
         Args:
             rows: index into the leading axes that selects the signals.
-            piece: (n, min(lead, start) + length), or with the leading axes: context, then the
+            piece: (n, min(lead, begin) + length), or with the leading axes: context, then the
                 segment.
-            start: position of the segment's first sample, a multiple of ``hop``. Each segment but
+            begin: position of the segment's first sample, a multiple of ``hop``. Each segment but
                 the last must be a multiple of ``hop`` long.
         """
-        lead = min(self.lead, start)
+        lead = min(self.lead, begin)
         segment = piece[..., lead:]
         squares = k_weighted(piece, self.sample_rate)[..., lead:].square()
-        means, first = _hop_means(squares, self.hop), start // self.hop
-        hops = (*rows, slice(first, first + means.shape[-1]))
+        means, first_hop = _hop_means(squares, self.hop), begin // self.hop
+        hops = (*rows, slice(first_hop, first_hop + means.shape[-1]))
         self._hops[hops] = means
-        self._whole[rows] += squares.sum(-1) / self.samples
+        self._mean_power[rows] += squares.sum(-1) / self.samples
         self._peak[rows] = torch.maximum(self._peak[rows], segment.abs().amax(-1))
 
     def gain(self, target: float, peak: float = 1.0, gates: Tensor | None = None) -> Tensor:
@@ -346,30 +346,30 @@ class Meter:
         Args:
             target, peak, gates: as in :func:`at_loudness`.
         """
-        blocks, whole, highest, silent = self._at_peak_one()
-        gain = _gain(blocks, whole, silent, target, gates)
+        blocks, mean_power, highest, silent = self._at_peak_one()
+        gain = _gain(blocks, mean_power, silent, target, gates)
         if peak != math.inf:
             gain = gain * (peak / gain.clamp(min=peak))
         return torch.where(silent, 1.0, gain / highest)
 
     def passing_blocks(self, target: float) -> Tensor:
         """:func:`passing_blocks` for the signals added."""
-        blocks, whole, _, silent = self._at_peak_one()
-        return _passing(blocks, whole, target) & ~silent.unsqueeze(-1)
+        blocks, mean_power, _, silent = self._at_peak_one()
+        return _passing(blocks, mean_power, target) & ~silent.unsqueeze(-1)
 
     def _at_peak_one(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Powers of blocks and whole signals at peak 1; former peaks; which signals are silent."""
         silent = self._peak < SILENCE_PEAK
         highest = torch.where(silent, 1.0, self._peak)
         blocks = _blocks(self._hops / highest.square().unsqueeze(-1))
-        return blocks, self._whole / highest.square(), highest, silent
+        return blocks, self._mean_power / highest.square(), highest, silent
 
 
 def metered(wave: Tensor, rate: int, at_once: int) -> Meter:
     """A :class:`Meter` fed with long waveforms (n, T), about ``at_once`` samples at a time."""
     meter = Meter(wave.shape[:-1], wave.shape[-1], rate, wave)
     step = max(1, at_once // (len(wave) * meter.hop)) * meter.hop
-    for start in range(0, wave.shape[-1], step):
-        piece = wave[:, max(start - meter.lead, 0) : start + step]
-        meter.add((slice(None),), piece, start)
+    for begin in range(0, wave.shape[-1], step):
+        piece = wave[:, max(begin - meter.lead, 0) : begin + step]
+        meter.add((slice(None),), piece, begin)
     return meter

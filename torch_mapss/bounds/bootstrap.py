@@ -63,19 +63,19 @@ def resampled_counts(present: Tensor, draws: int, seed: int) -> Tensor:
     if bool(present.all()):
         present = present[:1]
     count = present.sum(-1, keepdim=True)  # (F, S, 1)
-    place = torch.minimum((uniform * count).long(), (count - 1).clamp(min=0))
-    counted = (torch.arange(members, device=present.device) < count).expand_as(place)
-    tally = torch.zeros(place.shape, dtype=torch.float64, device=present.device)
-    tally.scatter_add_(-1, place, counted.to(tally.dtype))
-    position = (present.cumsum(-1) - 1).clamp(min=0).expand_as(place)
+    member_index = torch.minimum((uniform * count).long(), (count - 1).clamp(min=0))
+    counted = (torch.arange(members, device=present.device) < count).expand_as(member_index)
+    tally = torch.zeros(member_index.shape, dtype=torch.float64, device=present.device)
+    tally.scatter_add_(-1, member_index, counted.to(tally.dtype))
+    position = (present.cumsum(-1) - 1).clamp(min=0).expand_as(member_index)
     return torch.where(present, tally.gather(-1, position), 0.0)
 
 
 def _blocks(weights: Tensor, frames: int, width: int) -> tuple[Tensor, ...]:
     """``weights`` (R, ...) in blocks of draws whose statistics fit the working memory."""
     points = weights.shape[-1] + width
-    each = 8 * frames * weights.shape[-2] * width * 2 * points
-    return weights.split(max(1, DRAW_BYTES // max(each, 1)))
+    bytes_per_draw = 8 * frames * weights.shape[-2] * width * 2 * points
+    return weights.split(max(1, DRAW_BYTES // max(bytes_per_draw, 1)))
 
 
 def _weighted_scatter(weights: Tensor, deviations: Tensor) -> Tensor:

@@ -84,8 +84,8 @@ def pearson(scores: Tensor, ratings: Tensor) -> Tensor:
         TypeError: not floating point.
         ValueError: shapes that do not fit, or infinite values.
     """
-    given = _paired(scores, ratings)
-    return torch.where(_defined(*given), _pearson(*given), torch.nan)
+    arguments = _paired(scores, ratings)
+    return torch.where(_defined(*arguments), _pearson(*arguments), torch.nan)
 
 
 @torch.no_grad()
@@ -94,8 +94,8 @@ def spearman(scores: Tensor, ratings: Tensor) -> Tensor:
 
     Arguments, result and errors as :func:`pearson`.
     """
-    given = _paired(scores, ratings)
-    return torch.where(_defined(*given), _spearman(*given), torch.nan)
+    arguments = _paired(scores, ratings)
+    return torch.where(_defined(*arguments), _spearman(*arguments), torch.nan)
 
 
 def _ranks(values: Tensor, present: Tensor) -> Tensor:
@@ -120,8 +120,10 @@ def _pearson(x: Tensor, m: Tensor, present: Tensor) -> Tensor:
     """PCC over the last axis; 0 where a vector does not vary."""
     x, m = _centred(x, present), _centred(m, present)
     scale = torch.linalg.vector_norm(x, dim=-1) * torch.linalg.vector_norm(m, dim=-1)
-    some = scale > 0.0
-    return torch.where(some, (x * m).sum(-1) / torch.where(some, scale, 1.0), 0.0).clamp(-1.0, 1.0)
+    varies = scale > 0.0
+    return torch.where(varies, (x * m).sum(-1) / torch.where(varies, scale, 1.0), 0.0).clamp(
+        -1.0, 1.0
+    )
 
 
 def _spearman(x: Tensor, m: Tensor, present: Tensor) -> Tensor:
@@ -230,15 +232,15 @@ def correlation_bounds(
         radius = spearman_radius(x, m, b, present)
         if printed:  # the larger change where all scores rise, or all fall, by their b
             moved = (_spearman(y, m, present) for y in (x + b, x - b))  # [eq:srcc_bias]
-            radius = torch.maximum(*((other - value).abs() for other in moved))
+            radius = torch.maximum(*((bound - value).abs() for bound in moved))
         scale = h / normal_quantile(confidence)
         level = (1.0 + confidence) / 2.0 if printed else confidence
         width = _jittered_width(x, m, scale, present, level, draws, seed)
     if not printed:
         farthest = 1.0 + value.abs()  # to -1 or 1, whatever the first order says
         radius, width = torch.minimum(radius, farthest), torch.minimum(width, farthest)
-    parts = value, radius, width
-    value, radius, width = (torch.where(defined, part, torch.nan) for part in parts)
+    results = value, radius, width
+    value, radius, width = (torch.where(defined, result, torch.nan) for result in results)
     return CorrelationBounds(value, radius, width, radius + width, present.sum(-1))
 
 
@@ -282,10 +284,10 @@ def spearman_radius(x: Tensor, m: Tensor, b: Tensor, present: Tensor) -> Tensor:
     settled = torch.where(fixed, apart.sign() * weight, 0.0).sum((-2, -1)) / 4.0
     swing = torch.where(free, weight.abs(), 0.0).sum((-2, -1)) / 4.0
     tied = (fixed & (apart == 0.0)).sum(-1)
-    least, most = (_rank_norm(t, present) for t in (tied + free.sum(-1), tied))
+    smallest_norm, largest_norm = (_rank_norm(t, present) for t in (tied + free.sum(-1), tied))
     scale = torch.linalg.vector_norm(rating, dim=-1)
-    highest = _largest_ratio(settled + swing, least * scale, most * scale)
-    lowest = -_largest_ratio(swing - settled, least * scale, most * scale)
+    highest = _largest_ratio(settled + swing, smallest_norm * scale, largest_norm * scale)
+    lowest = -_largest_ratio(swing - settled, smallest_norm * scale, largest_norm * scale)
     value = _spearman(x, m, present)
     return torch.maximum(highest - value, value - lowest).clamp(min=0.0)
 
@@ -298,7 +300,7 @@ def _rank_norm(others: Tensor, present: Tensor) -> Tensor:
 
 
 def _largest_ratio(numerator: Tensor, smallest: Tensor, largest: Tensor) -> Tensor:
-    """The largest numerator/D over D in [least, most], within [-1, 1]."""
+    """The largest numerator/D over D in [smallest, largest], within [-1, 1]."""
     divisor = torch.where(numerator > 0.0, smallest, largest)
     ratio = numerator / torch.where(divisor > 0.0, divisor, 1.0)
     unknown = numerator.sign()

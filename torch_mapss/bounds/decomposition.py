@@ -106,16 +106,16 @@ def _left_out(graphs: Graphs, points: Points, settings: Settings) -> LeftOut:
     single = torch.nn.functional.pad(single, (n - s * p, 0))  # the distortions come last
     size = max(1, BATCH_BYTES // (8 * 6 * s * p * n * (1 + graphs.foreign.shape[-1])))
     clearances, distortions = [], []
-    for first in range(0, max(g, 1), size):
-        batch = Graphs(*(x[first : first + size] for x in graphs))
+    for begin in range(0, max(g, 1), size):
+        batch = Graphs(*(x[begin : begin + size] for x in graphs))
         keep = batch.present.unsqueeze(1) & ~single
         scores = decomposed(batch, keep, settings.alpha, int(settings.time))
         clearances.append(scores.clearance)
         distorted = scores.distortion_ratio.clamp(max=1.0).square()
         distortions.append(torch.where(scores.fidelity_defined, distorted, 0.0))
     members = graphs.present[:, n - s * p :]
-    parts = torch.cat(clearances), torch.cat(distortions), members
-    return LeftOut(*(spread(x, graphs.index, points).unflatten(-1, (s, p)) for x in parts))
+    tensors = torch.cat(clearances), torch.cat(distortions), members
+    return LeftOut(*(spread(x, graphs.index, points).unflatten(-1, (s, p)) for x in tensors))
 
 
 def _half_width(values: Tensor, members: Tensor, confidence: float) -> Tensor:

@@ -149,8 +149,10 @@ def source_correlation(
     checks.check_choice(measure, "measure", ("separation", "match"))
     draws, seed = checks.check_whole(draws, "draws", 2), checks.check_seed(seed)
     settings = map_settings(**options)
-    least = 1 if measure == "separation" else 2
-    points = checked_points(outputs, references, distortions, attributed, active, mask, least)
+    fewest_members = 1 if measure == "separation" else 2
+    points = checked_points(
+        outputs, references, distortions, attributed, active, mask, fewest_members
+    )
     if outputs.shape[-2] < 2:
         raise ValueError("a correlation between sources needs at least 2 outputs, got 1.")
     resample = bootstrap_separation if measure == "separation" else bootstrap_match
@@ -176,21 +178,21 @@ def source_correlation(
 
 
 def _gamma_test(embedding: Embedding, points: Points, settings: Settings) -> dict[str, Tensor]:
-    parts = match_parts(embedding, points, settings)
-    fit, collapsed = fit_gamma(parts, embedding, settings)
-    statistic = _kolmogorov_distance(parts, fit.k, fit.theta)
+    distances = match_parts(embedding, points, settings)
+    fit, collapsed = fit_gamma(distances, embedding, settings)
+    statistic = _kolmogorov_distance(distances, fit.k, fit.theta)
     statistic = torch.where(scored_outputs(points) & ~collapsed, statistic, 0.0)
-    p_value = kolmogorov_tail(statistic, parts.members)
+    p_value = kolmogorov_tail(statistic, distances.members)
     return GammaTest(statistic, p_value, fit.k, fit.theta)._asdict()
 
 
-def _kolmogorov_distance(parts: MatchParts, k: Tensor, theta: Tensor) -> Tensor:
+def _kolmogorov_distance(distances: MatchParts, k: Tensor, theta: Tensor) -> Tensor:
     """Largest distance between the fitted and the empirical distribution function."""
-    g = torch.where(parts.present, parts.g, torch.inf).sort(-1).values
+    g = torch.where(distances.present, distances.g, torch.inf).sort(-1).values
     present = torch.isfinite(g)
     x = torch.where(present, g, 0.0) / theta.unsqueeze(-1)
     fitted = 1.0 - gammaincc(k.unsqueeze(-1).expand_as(x), x)
-    count = parts.members.clamp(min=1).to(g.dtype).unsqueeze(-1)
+    count = distances.members.clamp(min=1).to(g.dtype).unsqueeze(-1)
     index = torch.arange(g.shape[-1], dtype=g.dtype, device=g.device)
     above, below = (index + 1.0) / count - fitted, fitted - index / count
     return torch.where(present, torch.maximum(above, below), 0.0).amax(-1)

@@ -25,9 +25,9 @@ def lag_correlations(clusters: Tensor, present: Tensor, dimension: Tensor) -> Te
     n = clusters.shape[-2]
     order = (~present).to(torch.uint8).argsort(dim=-1, stable=True)
     x = clusters.gather(-2, order.unsqueeze(-1).expand_as(clusters))
-    here = present.gather(-1, order).unsqueeze(-1)
+    is_member = present.gather(-1, order).unsqueeze(-1)
     count = present.sum(-1)[..., None, None]  # (F, S, 1, 1)
-    x = torch.where(here, x - (x * here).sum(-2, keepdim=True) / count.clamp(min=1), 0.0)
+    x = torch.where(is_member, x - (x * is_member).sum(-2, keepdim=True) / count.clamp(min=1), 0.0)
     transform = torch.fft.rfft(x, n=2 * n, dim=-2)
     products = torch.fft.irfft(transform.abs().square(), n=2 * n, dim=-2)[..., 1:n, :]
     lag = torch.arange(1, n, device=x.device)[:, None]
@@ -48,8 +48,8 @@ def _ends(x: Tensor, count: Tensor, lag: Tensor) -> tuple[Tensor, Tensor]:
     """Sums of the first and of the last count - ℓ rows of x (F, S, n, D), each (F, S, n-1, D)."""
     total = x.sum(-2, keepdim=True)
     head = x.cumsum(-2)
-    place = (count - lag - 1).clamp(min=0)  # (F, S, n-1, 1)
-    early = head.gather(-2, place.expand(*place.shape[:-1], x.shape[-1]))
+    last_row = (count - lag - 1).clamp(min=0)  # (F, S, n-1, 1)
+    early = head.gather(-2, last_row.expand(*last_row.shape[:-1], x.shape[-1]))
     return early, total - head[..., : len(lag), :]
 
 

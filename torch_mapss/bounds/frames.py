@@ -311,13 +311,13 @@ def truncation_bounds(
     discarded = index >= embedded.dimension.unsqueeze(-1)
     powers = torch.where(discarded, embedded.eigenvalues.pow(embedded.time), 0.0)
     square = powers.square().sum(-1)
-    least = torch.where(present, embedded.stationary, 1.0).amin(-1)
+    smallest_share = torch.where(present, embedded.stationary, 1.0).amin(-1)
     following = powers.amax(-1)
     if convention == "derived":
-        sure = following * (1.0 / least - 1.0).clamp(min=0.0).sqrt()
+        sure = following * (1.0 / smallest_share - 1.0).clamp(min=0.0).sqrt()
         bound = torch.minimum(sure, (square / (1.0 - confidence)).sqrt())
     else:
-        k = (least * math.log(2.0)).rsqrt()
+        k = (smallest_share * math.log(2.0)).rsqrt()
         log = -math.log1p(-confidence)
         m = m.to(following.dtype)
         bound = c * following * k * (m + (m * log).sqrt())

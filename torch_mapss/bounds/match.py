@@ -55,26 +55,24 @@ class MatchParts(NamedTuple):
 Point = tuple[Tensor, Tensor, Tensor]  # k, θ, a
 
 
-class Box(NamedTuple):
-    """Half-widths of a box around a point, and its lower limits."""
-
-    half: Point
-    floors: tuple[float, float, float] = (1e-12, 1e-12, 0.0)
+# Half the sides of a box of k, θ and a about a point, and the lower limits of its corners.
+Box = tuple[Point, tuple[float, float, float]]
+_FLOORS = 1e-12, 1e-12, 0.0
 
 
 def match_widths(
     embedding: Embedding, points: Points, settings: Settings, options: BoundSettings
 ) -> tuple[Tensor, Tensor]:
     """Radius and tail of PM (F, S') of a batch of frames."""
-    parts = match_parts(embedding, points, settings)
-    fit, collapsed = fit_gamma(parts, embedding, settings)
-    centre, boxes = (fit.k, fit.theta, parts.a), [_radius_box(parts, fit, options)]
+    distances = match_parts(embedding, points, settings)
+    fit, collapsed = fit_gamma(distances, embedding, settings)
+    centre, boxes = (fit.k, fit.theta, distances.a), [_radius_box(distances, fit, options)]
     if options.tail == "bootstrap":
         (radius,) = corner_maxima(centre, boxes)
         score, draws = bootstrap_match(embedding, points, settings, options.draws, options.seed)
         tail = half_width(draws, score, options.confidence)
     else:
-        radius, tail = corner_maxima(centre, [*boxes, _tail_box(parts, fit, options)])
+        radius, tail = corner_maxima(centre, [*boxes, _tail_box(distances, fit, options)])
     radius, tail = torch.where(collapsed, 0.0, radius), torch.where(collapsed, 1.0, tail)
     scored = scored_outputs(points)
     if options.convention == "reference":
@@ -114,8 +112,8 @@ def _reference_parts(
     centred = torch.where(present.unsqueeze(-1), deviations - mean, 0.0)
     n = divisor[..., None, None]
     inside = is_retained(embedding, rows.shape[-1]).unsqueeze(1)  # (F, 1, D)
-    least = int(embedding.dimension.min()) if len(rows) else 0
-    head, tail = slice(0, embedding.coordinates.shape[-1]), slice(least, None)
+    smallest_dimension = int(embedding.dimension.min()) if len(rows) else 0
+    head, tail = slice(0, embedding.coordinates.shape[-1]), slice(smallest_dimension, None)
     of_d, of_m = inside[..., head], ~inside[..., tail]
 
     def block(points: Tensor, present: Tensor, ridge: float) -> Tensor:
@@ -137,9 +135,11 @@ def _reference_parts(
     return delta.square().sum(-2), (residual * solved).sum(-2)
 
 
-def fit_gamma(parts: MatchParts, embedding: Embedding, settings: Settings) -> tuple[Gamma, Tensor]:
+def fit_gamma(
+    distances: MatchParts, embedding: Embedding, settings: Settings
+) -> tuple[Gamma, Tensor]:
     """Gamma of the retained distances, and where there is no fit (k and θ are 1 there)."""
-    mean, variance = moments(parts.g, parts.present, parts.members)
+    mean, variance = moments(distances.g, distances.present, distances.members)
     floor = rounding_floor(embedding).unsqueeze(-1)
     # These distances are plain in every convention: no 1e-6 on top of the floor.
     collapsed = is_collapsed(mean, variance, floor, settings._replace(convention="paper"))
@@ -157,53 +157,54 @@ def corner_maxima(centre: Point, boxes: Sequence[Box]) -> list[Tensor]:
     """
     corners = [centre]
     for half, floors in boxes:
-        least, most = (
-            [(x + sign * h.abs()).clamp(min=f) for x, h, f in zip(centre, half, floors)]
-            for sign in (-1.0, 1.0)
-        )
-        corners += [(most[0], most[1], least[2]), (least[0], least[1], most[2])]
+        lower, upper = [], []
+        for x, h, floor in zip(centre, half, floors):
+            lower.append((x - h.abs()).clamp(min=floor))
+            upper.append((x + h.abs()).clamp(min=floor))
+        corners += [(upper[0], upper[1], lower[2]), (lower[0], lower[1], upper[2])]
     k, theta, a = (torch.stack(values) for values in zip(*corners))
-    at_centre, *found = gammaincc(k, a / theta).unbind(0)
+    at_centre, *at_corners = gammaincc(k, a / theta).unbind(0)
     return [
         torch.maximum(highest - at_centre, at_centre - lowest).clamp(min=0.0)
-        for highest, lowest in zip(found[::2], found[1::2])
+        for highest, lowest in zip(at_corners[::2], at_corners[1::2])
     ]
 
 
-def _radius_box(parts: MatchParts, fit: Gamma, options: BoundSettings) -> Box:
+def _radius_box(distances: MatchParts, fit: Gamma, options: BoundSettings) -> Box:
     """Box for the radius [eq:ps_bias]: by [eq:pm_k_bias] and [eq:pm_theta_bias], or exact."""
-    mean, variance = moments(parts.g + parts.gaps, parts.present, parts.members)
+    mean, variance = moments(distances.g + distances.gaps, distances.present, distances.members)
     if options.convention == "derived":
         floored = torch.where(variance > 0.0, variance, fit.variance)
         full = gamma(torch.where(mean > 0.0, mean, fit.mean), floored)
-        half = options.c1 * (full.k - fit.k), options.c2 * (full.theta - fit.theta), parts.gap_a
-        return Box(half)
+        half = options.c1 * (full.k - fit.k), options.c2 * (full.theta - fit.theta), distances.gap_a
+        return half, _FLOORS
     reference = options.convention == "reference"
     guard = _REFERENCE_DIVISOR if reference else 0.0
     variance = variance + (_REFERENCE_VARIANCE if reference else 0.0)
-    largest = torch.where(parts.present, parts.gaps, -torch.inf).amax(-1)
+    largest = torch.where(distances.present, distances.gaps, -torch.inf).amax(-1)
     largest = torch.where(torch.isfinite(largest), largest, 0.0)  # no distortion: not scored
-    count = parts.members.to(parts.a.dtype)
+    count = distances.members.to(distances.a.dtype)
     factor = largest * count / (count - 1).clamp(min=1)
     half = (
         options.c1 * factor * (mean + fit.mean) / fit.variance,
         options.c2 * factor * (variance + fit.variance) / (fit.mean.square() + guard),
-        parts.gap_a,
+        distances.gap_a,
     )
-    return Box(half, (1e-6, 1e-6, 1e-8)) if reference else Box(half)
+    return half, (1e-6, 1e-6, 1e-8) if reference else _FLOORS
 
 
-def _tail_box(parts: MatchParts, fit: Gamma, options: BoundSettings) -> Box:
+def _tail_box(distances: MatchParts, fit: Gamma, options: BoundSettings) -> Box:
     """Box for the tail [eq:pm_prob_tail]: moments by Bernstein, k and θ to first order."""
     log = math.log(6.0 / (1.0 - options.confidence))  # ln(2/(δ/3))
-    over_n = log / parts.members.clamp(min=1).to(parts.a.dtype)  # an integer divides in float32
+    count = distances.members.clamp(min=1).to(distances.a.dtype)  # an integer divides in float32
+    over_n = log / count
     sigma = fit.variance.sqrt()
     reference = options.convention == "reference"
     if reference:
-        largest = torch.where(parts.present, parts.g, 0.0).amax(-1) + _REFERENCE_LIMIT
+        largest = torch.where(distances.present, distances.g, 0.0).amax(-1) + _REFERENCE_LIMIT
         delta_a = largest * (2.0 * over_n).sqrt()
     else:  # R over the full space
-        largest = torch.where(parts.present, parts.g + parts.gaps, 0.0).amax(-1)
+        largest = torch.where(distances.present, distances.g + distances.gaps, 0.0).amax(-1)
         delta_a = largest * over_n.sqrt()
     delta_mu = (2.0 * fit.variance * over_n).sqrt() + 3.0 * largest * over_n
     if options.convention == "derived":  # bounds σ² and converts
@@ -214,10 +215,10 @@ def _tail_box(parts: MatchParts, fit: Gamma, options: BoundSettings) -> Box:
     guard = _REFERENCE_DIVISOR if reference else 0.0
     by_mu = 2.0 * fit.mean / (fit.variance + guard), fit.variance / (fit.mean.square() + guard)
     by_sigma = 2.0 * fit.mean.square() / (sigma**3 + guard), 2.0 * sigma / (fit.mean + guard)
-    limit_a = options.cap * parts.a + (_REFERENCE_LIMIT if reference else 0.0)
+    limit_a = options.cap * distances.a + (_REFERENCE_LIMIT if reference else 0.0)
     half = (
         torch.minimum(by_mu[0] * delta_mu + by_sigma[0] * delta_sigma, options.cap * fit.k),
         torch.minimum(by_mu[1] * delta_mu + by_sigma[1] * delta_sigma, options.cap * fit.theta),
         torch.minimum(delta_a, limit_a),
     )
-    return Box(half, (1e-12, 1e-12, 1e-8)) if reference else Box(half)
+    return half, (1e-12, 1e-12, 1e-8) if reference else _FLOORS

@@ -72,8 +72,8 @@ def separation_widths(
     sides = separation_sides(embedding, points, settings)
     radius = _separation_radius(sides)
     if options.tail == "bootstrap":
-        given = embedding, points, settings, options.draws, options.seed
-        score, draws = bootstrap_separation(*given)
+        arguments = embedding, points, settings, options.draws, options.seed
+        score, draws = bootstrap_separation(*arguments)
         tail = half_width(draws, score, options.confidence)
     else:
         tail = _separation_tail(sides, _spread(embedding, points, options), options)
@@ -98,7 +98,7 @@ def separation_sides(embedding: Embedding, points: Points, settings: Settings) -
         ridge = ridge + REFERENCE_RIDGE * (~retained).to(ridge)
     factor = scatter_factor(deviations.mT @ deviations, divisor, ridge.unsqueeze(-2))
     delta = outputs.unsqueeze(-3) - mean.unsqueeze(-2)  # (F, S, S', D)
-    inner, discarded = (part.mT for part in schur_parts(factor, delta, retained))
+    inner, discarded = (form.mT for form in schur_parts(factor, delta, retained))
     cluster = own_and_nearest(inner, active, points)
     extra = RIDGE if settings.convention == "reference" else 0.0
     distance = (inner.gather(-1, cluster) + extra).sqrt()
@@ -174,8 +174,8 @@ def _distance_error(distance: Tensor, spread: Spread, options: BoundSettings) ->
     derived = options.convention == "derived"
     log = math.log(2.0 / ((1.0 - options.confidence) / (4.0 if derived else 2.0)))
     n, rank, mean = spread.size, spread.rank, (2.0 * log / spread.size).sqrt()  # over sqrt λmax
-    first = rank / n if options.convention == "paper" else (rank / n).sqrt()
-    covariance = options.c * (first + (rank + log) / n)  # over λmax
+    of_rank = rank / n if options.convention == "paper" else (rank / n).sqrt()
+    covariance = options.c * (of_rank + (rank + log) / n)  # over λmax
     if not derived:
         mean = (2.0 * spread.top * log / n).sqrt()
         return 2.0 * distance.sqrt() * mean * spread.floored.rsqrt() + distance * covariance

@@ -163,11 +163,11 @@ def _frames(
     radius: Tensor, tail: Tensor, active: Tensor | None, frames: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Radius, tail, active of one shape (..., F); the bounds 0 where inactive."""
-    given = {"radius": radius, "tail": tail} | ({} if frames is None else {"frames": frames})
-    for name, values in given.items():
+    fields = {"radius": radius, "tail": tail} | ({} if frames is None else {"frames": frames})
+    for name, values in fields.items():
         checks.check_floating(values, name)
-    if len({x.shape for x in given.values()}) > 1 or radius.ndim < 1 or radius.shape[-1] == 0:
-        listed = ", ".join(f"{name} {tuple(x.shape)}" for name, x in given.items())
+    if len({x.shape for x in fields.values()}) > 1 or radius.ndim < 1 or radius.shape[-1] == 0:
+        listed = ", ".join(f"{name} {tuple(x.shape)}" for name, x in fields.items())
         raise ValueError(
             f"frame bounds must have one shape (..., F) with F of at least 1, got {listed}. Frames "
             "are the last axis; pass active to leave some out."
@@ -175,7 +175,7 @@ def _frames(
     if active is None:
         active = torch.ones_like(radius, dtype=torch.bool)
     active = checks.check_bool(active, "active", tuple(radius.shape))
-    for name, values in given.items():
+    for name, values in fields.items():
         bad = active & ~(values >= 0.0)
         if bool(bad.any()):
             index = tuple(bad.nonzero()[0].tolist())

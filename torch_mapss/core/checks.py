@@ -79,8 +79,8 @@ def narrowed(gradient: Tensor, dtype: torch.dtype) -> Tensor:
     """``gradient`` in a narrower type, clamped to its largest finite number."""
     if gradient.dtype == dtype:
         return gradient
-    most = torch.finfo(dtype).max  # the cast alone would overflow to infinity
-    return gradient.to(dtype).clamp_(-most, most)
+    largest = torch.finfo(dtype).max  # the cast alone would overflow to infinity
+    return gradient.to(dtype).clamp_(-largest, largest)
 
 
 def lifted(x: Tensor) -> Tensor:

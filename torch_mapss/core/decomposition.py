@@ -156,19 +156,19 @@ def output_graphs(points: Points, may_sync: bool) -> tuple[Graphs, Tensor]:
         points = points._replace(others=None)
     present, foreign = _presence(points)
     needed = needed_graphs(points, foreign, may_sync)
-    parts = _parts(points)
+    point_groups = _parts(points)
     own = points.source_index().repeat(points.frames)
     own_active = points.of_outputs(presence(points)[0]).flatten()
     index = torch.arange(len(own), device=own.device)
     if needed is not None:
-        parts = [group.index_select(0, needed.to(group.device)) for group in parts]
+        point_groups = [x.index_select(0, needed.to(x.device)) for x in point_groups]
         flags = present, foreign, own, own_active, index
         present, foreign, own, own_active, index = (x.index_select(0, needed) for x in flags)
-    x = joined(*parts)
+    x = joined(*point_groups)
     again = _check_finite(x, present, index, points, may_sync)
     complete = points.active is None and points.mask is None
     valid = None if complete else present
-    kernel, _, degenerate, imprecise = gaussian_kernel(x, parts, valid, may_sync)
+    kernel, _, degenerate, imprecise = gaussian_kernel(x, point_groups, valid, may_sync)
     defined = foreign.any(-1) & ~degenerate
     graphs = Graphs(kernel, present, own, own_active, foreign, defined, index)
     return graphs, again | imprecise.any()
@@ -190,10 +190,10 @@ def _parts(points: Points) -> list[Tensor]:
     common = points.references, points.distortions.flatten(1, 2)
     count = len(points.attributed)
     references, distortions = (x.unsqueeze(1).expand(-1, count, -1, -1) for x in common)
-    parts = [points.outputs.unsqueeze(2), references]
+    point_groups = [points.outputs.unsqueeze(2), references]
     if points.others is not None:
-        parts.append(points.of_outputs(points.others).unsqueeze(2))
-    return [group.flatten(0, 1) for group in (*parts, distortions)]
+        point_groups.append(points.of_outputs(points.others).unsqueeze(2))
+    return [group.flatten(0, 1) for group in (*point_groups, distortions)]
 
 
 def _presence(points: Points) -> tuple[Tensor, Tensor]:
@@ -208,13 +208,13 @@ def _presence(points: Points) -> tuple[Tensor, Tensor]:
     members = references.unsqueeze(-1).expand(*references.shape, points.members)
     if points.mask is not None:
         members = members & points.mask.unsqueeze(1)
-    parts = [output, references]
+    is_present = [output, references]
     if points.others is not None:
         several = foreign.sum(-1, keepdim=True) >= 2
-        parts.append(several)
+        is_present.append(several)
         foreign = torch.cat([foreign, several], -1)
-    parts.append(members.flatten(2))
-    return torch.cat(parts, -1).flatten(0, 1), foreign.flatten(0, 1)
+    is_present.append(members.flatten(2))
+    return torch.cat(is_present, -1).flatten(0, 1), foreign.flatten(0, 1)
 
 
 def _check_finite(
@@ -340,7 +340,7 @@ def nonnegative_least_squares(u: Tensor, e: Tensor, present: Tensor) -> Tensor:
     table = torch.cat([gram, unit @ e.unsqueeze(-1)], -1).reshape(-1, j, j + 1)
     size = max(1, SOLVER_BYTES // (2**j * (j + 1) * 24))
     batches = zip(table.split(size), usable.reshape(-1, j).split(size))
-    solved = [_best_subset(part, there) for part, there in batches]
+    solved = [_best_subset(rows, chosen) for rows, chosen in batches]
     return torch.cat(solved).reshape(*lead, j) / length
 
 
@@ -349,16 +349,16 @@ def _best_subset(table: Tensor, usable: Tensor) -> Tensor:
     n, j, _ = table.shape
     table, regular = table.unsqueeze(1), usable.new_ones(n, 1)
     for k in range(j):  # the first column left is that of k
-        pivot, rest = table[..., k, 0], table[..., 1:]
+        pivot, remaining = table[..., k, 0], table[..., 1:]
         fine = usable[:, None, k] & (pivot > SMALLEST_PIVOT)
-        row = rest[..., k, :] / torch.where(fine, pivot, 1.0).unsqueeze(-1)
-        reduced = rest - table[..., :1] * row.unsqueeze(-2)
+        row = remaining[..., k, :] / torch.where(fine, pivot, 1.0).unsqueeze(-1)
+        reduced = remaining - table[..., :1] * row.unsqueeze(-2)
         reduced[..., k, :] = row
-        table = torch.cat([rest, reduced], 1)
+        table = torch.cat([remaining, reduced], 1)
         regular = torch.cat([regular, regular & fine], 1)
-    place = torch.arange(j, device=table.device)
+    row_index = torch.arange(j, device=table.device)
     subset = torch.arange(2**j, device=table.device)  # k belongs to those whose bit k is set
-    members = (subset.unsqueeze(-1) >> place) % 2 == 1
+    members = (subset.unsqueeze(-1) >> row_index) % 2 == 1
     values = table[..., 0]  # coefficients of members; of the others, the slope of the residual
     violation = torch.where(members, -values, values).clamp(min=0.0)
     violation = torch.where(usable.unsqueeze(1), violation, 0.0).amax(-1)

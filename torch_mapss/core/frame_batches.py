@@ -156,7 +156,9 @@ class Batch(NamedTuple):
 
 def finish(started: Sequence[Started]) -> list[dict[str, Tensor]]:
     """Results of several :func:`start` calls, whose values are read in one go."""
-    flags = [again for entry in started for _, again in entry.results]
+    flags: list[Tensor] = []
+    for entry in started:
+        flags += [again for _, again in entry.results]
     unread = iter(torch.stack(flags).tolist() if flags else ())
     for entry in started:
         for index, batch in enumerate(entry.batches):

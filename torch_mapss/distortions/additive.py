@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torch_mapss.core.lengths import fast_length
 from torch_mapss.distortions.distortion import Distortion
-from torch_mapss.distortions.reference_features import HIGHEST, Scaled
+from torch_mapss.distortions.reference_features import HIGHEST, scaled_amplitude
 from torch_mapss.distortions.signal import cast_like, clock, root_mean_square
 
 LOWEST_NOISE = 20.0
@@ -85,9 +85,9 @@ def noise_gain(
     """
     energy = waveform.new_zeros(())
     length = waveform.shape[-1]
-    for start in range(0, length, PIECE):
-        size = min(PIECE, length - start)
-        piece = colored(noise, size, sample_rate, exponent, start)
+    for begin in range(0, length, PIECE):
+        size = min(PIECE, length - begin)
+        piece = colored(noise, size, sample_rate, exponent, begin)
         energy = energy + size * piece.square().mean(-1, keepdim=True)
     return _gain(waveform, snr, (energy / length).sqrt())
 
@@ -185,7 +185,8 @@ def tone_at(hertz: int, amplitude: float) -> Distortion:
 
 def scaled_tone(hertz: int, factor: float) -> Distortion:
     """Member for PM that adds a tone whose amplitude is a multiple of A_RMS."""
-    parameters, measured = {"frequency": float(hertz)}, {"amplitude": Scaled("rms", factor)}
+    parameters = {"frequency": float(hertz)}
+    measured = {"amplitude": functools.partial(scaled_amplitude, feature="rms", factor=factor)}
     rate = hertz / HIGHEST
     return Distortion(
         f"tone/{hertz}Hz", "tone", add_tone, parameters, measured, lowest_rate=rate, **ADDED

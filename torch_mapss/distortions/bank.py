@@ -197,8 +197,8 @@ class DistortionBank:
                 f"Distortion(..., reach=(seconds before, seconds after)), or score entire files "
                 f"(segment=None)."
             )
-        before, after = (max(m.reach[side] for m in members if m.reach) for side in (0, 1))
-        return before + FADE, after + FADE
+        reaches_before, reaches_after = zip(*(member.reach for member in members if member.reach))
+        return max(reaches_before) + FADE, max(reaches_after) + FADE
 
     def _task(
         self, references: Tensor, sample_rate: int, sources: Sequence[int] | None, start: int = 0

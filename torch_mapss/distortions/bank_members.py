@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import ChainMap, Counter
 from collections.abc import Iterable, Sequence
 
 from torch_mapss.core.checks import check_whole
 from torch_mapss.distortions import additive, dynamics, echoes, filters, pitch
 from torch_mapss.distortions.distortion import Distortion
-from torch_mapss.distortions.reference_features import SpectralPeak
+from torch_mapss.distortions.reference_features import spectral_peak
 
 FAMILIES = (
     "notch",
@@ -45,7 +46,7 @@ def paper_members(kind: str) -> tuple[Distortion, ...]:
         )
     modules = (filters, echoes, additive, dynamics, pitch)
     table = ChainMap(*(getattr(module, kind.upper()) for module in modules))
-    return tuple(member for family in FAMILIES for member in table[family])
+    return tuple(itertools.chain.from_iterable(table[family] for family in FAMILIES))
 
 
 def select_members(
@@ -77,7 +78,8 @@ def check_extra(extra: Iterable[Distortion]) -> tuple[Distortion, ...]:
 
 def check_unique(members: tuple[Distortion, ...], kind: str) -> tuple[Distortion, ...]:
     """Check that there are members and that no two share a name (and so their noise)."""
-    twice = [name for name, n in Counter(member.name for member in members).items() if n > 1]
+    counts = Counter(member.name for member in members)
+    twice = [name for name, count in counts.items() if count > 1]
     if twice:
         raise ValueError(
             f"member names must be unique, but {twice} occur twice. Rename the extra member, or "
@@ -120,8 +122,9 @@ def _quotas(counts: dict[str, int], size: int) -> dict[str, int]:
 
 def _members_taken(family: list[Distortion], quota: int) -> Sequence[int]:
     """Indices of the members to take from a family: the strongest peaks, or evenly spaced."""
-    peaks = any(isinstance(m, SpectralPeak) for d in family for m in d.measured.values())
-    return range(quota) if peaks else evenly(len(family), quota)
+    features = itertools.chain.from_iterable(member.measured.values() for member in family)
+    by_peak = any(getattr(feature, "func", None) is spectral_peak for feature in features)
+    return range(quota) if by_peak else evenly(len(family), quota)
 
 
 def evenly(count: int, quota: int) -> list[int]:

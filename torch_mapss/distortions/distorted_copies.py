@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
@@ -19,20 +20,16 @@ from torch_mapss.distortions.reference_features import ReferenceFeatures
 _PAPER = {member.name: member.function for kind in KINDS for member in paper_members(kind)}
 
 
-@dataclass(frozen=True)
-class Draw:
-    """Function of a length and a first position that returns standard normal numbers.
+def _noise(
+    length: int, start: int = 0, *, seeds: list[list[int]] | list[int], reference: Tensor
+) -> Tensor:
+    """Standard normal numbers of ``seeds`` (S, [p]), from a first position on.
 
     Their shape is (S, [p,] length). They are drawn in float32 from integers, so that dtype and
     device change nothing.
     """
-
-    seeds: tuple[Any, ...]  # nested like the leading axes
-    reference: Tensor
-
-    def __call__(self, length: int, start: int = 0) -> Tensor:
-        seeds = torch.tensor(self.seeds, dtype=torch.int64, device=self.reference.device)
-        return normals(seeds, start, length).to(self.reference.dtype)
+    seeds_tensor = torch.tensor(seeds, dtype=torch.int64, device=reference.device)
+    return normals(seeds_tensor, start, length).to(reference.dtype)
 
 
 def stable_seed(seed: int, source: int, name: str) -> int:
@@ -125,9 +122,11 @@ class CopyTask:
         else:
             arguments |= values[0]
         if leader.random:
-            rows = [[stable_seed(self.seed, s, m.name) for m in members] for s in self.sources]
-            seeds = tuple(tuple(row) if leader.batched else row[0] for row in rows)
-            arguments["noise"] = Draw(seeds, self.references)
+            seeds: list[Any] = []
+            for source in self.sources:
+                row = [stable_seed(self.seed, source, member.name) for member in members]
+                seeds.append(row if leader.batched else row[0])
+            arguments["noise"] = functools.partial(_noise, seeds=seeds, reference=self.references)
         if leader.timed:
             arguments["start"] = self.start
         return arguments
@@ -157,13 +156,15 @@ def measure_members(task: CopyTask, pieces: bool = False) -> Measured:
         pieces: Also measure what members need for distorting segments.
     """
     features, members = ReferenceFeatures(task.references, task.sample_rate), task.members
-    values = tuple({key: ask(features) for key, ask in m.measured.items()} for m in members)
+    values = []
+    for member in members:
+        values.append({name: measure(features) for name, measure in member.measured.items()})
     context: dict[str, Tensor] = {}
     if pieces:
         for group in _groups(members, 0):
             context |= task.context(group, [values[index] for index in group])
     mask = _present(task, values)
-    return Measured(mask, values, context, task.references.shape[-1])
+    return Measured(mask, tuple(values), context, task.references.shape[-1])
 
 
 def _present(task: CopyTask, values: Sequence[dict[str, Tensor]]) -> Tensor:

@@ -144,11 +144,11 @@ class Measured(NamedTuple):
         def pick(tensor: Tensor) -> Tensor:
             return tensor[(slice(None),) * axis + (sources,)]
 
-        values = tuple(
-            {key: pick(x) for key, x in member_values.items()} for member_values in self.values
-        )
-        context = {name: pick(x) for name, x in self.context.items()}
-        return Measured(pick(self.mask), values, context, self.length)
+        def pick_all(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {name: pick(tensor) for name, tensor in tensors.items()}
+
+        values = tuple(map(pick_all, self.values))
+        return Measured(pick(self.mask), values, pick_all(self.context), self.length)
 
 
 class Distorted(NamedTuple):

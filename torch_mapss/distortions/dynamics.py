@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torch_mapss.distortions.distortion import Distortion
-from torch_mapss.distortions.reference_features import Scaled
+from torch_mapss.distortions.reference_features import scaled_amplitude
 from torch_mapss.distortions.signal import cast_like, clock, samples
 
 GATE_WINDOW = 0.010
@@ -116,7 +117,7 @@ def absolute(family: str, threshold: float) -> Distortion:
 def scaled(family: str, factor: float) -> Distortion:
     """Member for PM: gate or clipping at a multiple of A_95."""
     function, settings = THRESHOLDS[family]
-    measured = {"threshold": Scaled("a95", factor)}
+    measured = {"threshold": partial(scaled_amplitude, feature="a95", factor=factor)}
     return Distortion(f"{family}/{factor:g}xA95", family, function, {}, measured, **settings)
 
 

@@ -7,12 +7,19 @@ and exactly at their nominal frequencies.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from torch_mapss.distortions.distortion import Distortion
-from torch_mapss.distortions.reference_features import NOTCHES, Cutoff, EnergyQuantile, SpectralPeak
+from torch_mapss.distortions.reference_features import (
+    NOTCHES,
+    ReferenceFeatures,
+    energy_quantile,
+    fixed_cutoff,
+    spectral_peak,
+)
 from torch_mapss.distortions.signal import apply_response, cast_like
 
 NOTCH_EDGE = 20.0
@@ -107,13 +114,13 @@ def notch_at(hertz: int) -> Distortion:
 
 def notch_peak(rank: int) -> Distortion:
     """Member for PM: notch of ±60 Hz around a spectral peak of the reference."""
-    measured = {"frequency": SpectralPeak(rank)}
+    measured = {"frequency": partial(spectral_peak, rank=rank)}
     name = f"notch/peak{rank + 1:02d}"
     return Distortion(name, "notch", notch, {"half_width": 60.0}, measured, "frequency", **NOTCHING)
 
 
 def cutting(
-    function: Callable[..., Tensor], label: str, cutoff: Cutoff | EnergyQuantile
+    function: Callable[..., Tensor], label: str, cutoff: Callable[[ReferenceFeatures], Tensor]
 ) -> Distortion:
     """Lowpass or highpass, at a fixed cut-off (PS) or at a quantile of the energy (PM)."""
     family, measured = function.__name__, {"cutoff": cutoff}
@@ -122,12 +129,19 @@ def cutting(
 
 def fixed(function: Callable[..., Tensor], *hertz: int) -> tuple[Distortion, ...]:
     """Members for PS: filters at fixed cut-offs, limited to 0.45 f_s."""
-    return tuple(cutting(function, f"{cutoff}Hz", Cutoff(cutoff)) for cutoff in hertz)
+    members = []
+    for cutoff in hertz:
+        members.append(cutting(function, f"{cutoff}Hz", partial(fixed_cutoff, hertz=cutoff)))
+    return tuple(members)
 
 
 def quantiles(function: Callable[..., Tensor], *percents: int) -> tuple[Distortion, ...]:
     """Members for PM: filters whose cut-off has a given share of the energy below it."""
-    return tuple(cutting(function, f"q{p}", EnergyQuantile(p / 100)) for p in percents)
+    members = []
+    for percent in percents:
+        cutoff = partial(energy_quantile, share=percent / 100)
+        members.append(cutting(function, f"q{percent}", cutoff))
+    return tuple(members)
 
 
 SEPARATION = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torch_mapss.distortions.distortion import Distortion
-from torch_mapss.distortions.reference_features import VibratoDepth
+from torch_mapss.distortions.reference_features import vibrato_depth
 from torch_mapss.distortions.signal import cast_like, clock, fast_length
 
 LARGEST_SHIFT = 36.0
@@ -402,7 +403,7 @@ def vibrato_at(rate: int, depth: float) -> Distortion:
 
 def scaled_vibrato(rate: int, factor: float) -> Distortion:
     """Member for PM: vibrato whose depth follows from the reference's steadiness."""
-    measured = {"depth": VibratoDepth(factor)}
+    measured = {"depth": partial(vibrato_depth, factor=factor)}
     parameters = {"rate": float(rate)}
     return Distortion(f"vibrato/{rate}Hz", "vibrato", vibrato, parameters, measured, **WARPING)
 

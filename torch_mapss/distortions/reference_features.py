@@ -1,13 +1,12 @@
 """Features that members measure on a reference: amplitudes, spectral peaks, energy quantiles.
 
 `ReferenceFeatures` computes each quantity once per reference, when a member first asks for it. The
-small records below it are the requests for such quantities, as plain data, so that a bank can be
-compared, hashed and pickled.
+functions below it are the quantities members ask for; a member binds their settings with
+`functools.partial`, so that a bank can be compared, hashed and pickled.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -146,62 +145,40 @@ def limited_cutoff(hertz: Tensor, sample_rate: int) -> Tensor:
     return hertz.clamp(LOWEST_CUTOFF, HIGHEST * sample_rate)
 
 
-@dataclass(frozen=True)
-class Scaled:
+# --------------------------------------------------------------------------------------------
+# What members ask for: functions of the features, with their settings bound by functools.partial
+# --------------------------------------------------------------------------------------------
+
+
+def scaled_amplitude(features: ReferenceFeatures, *, feature: str, factor: float) -> Tensor:
     """Multiple of an amplitude of the reference, ``rms`` or ``a95``."""
-
-    feature: str
-    factor: float
-
-    def __call__(self, features: ReferenceFeatures) -> Tensor:
-        amplitude: Tensor = getattr(features, self.feature)
-        return self.factor * amplitude
+    amplitude: Tensor = getattr(features, feature)
+    return factor * amplitude
 
 
-@dataclass(frozen=True)
-class SpectralPeak:
+def spectral_peak(features: ReferenceFeatures, *, rank: int) -> Tensor:
     """Frequency in Hz of the reference's peak of a rank (0 is the strongest), or NaN."""
-
-    rank: int
-
-    def __call__(self, features: ReferenceFeatures) -> Tensor:
-        return features.peaks[..., self.rank : self.rank + 1]
+    return features.peaks[..., rank : rank + 1]
 
 
-@dataclass(frozen=True)
-class Cutoff:
+def fixed_cutoff(features: ReferenceFeatures, *, hertz: float) -> Tensor:
     """Fixed cut-off in Hz, limited to between 100 Hz and 0.45 f_s."""
-
-    hertz: float
-
-    def __call__(self, features: ReferenceFeatures) -> Tensor:
-        return limited_cutoff(
-            torch.full_like(features.waveform[..., :1], self.hertz), features.sample_rate
-        )
+    cutoff = torch.full_like(features.waveform[..., :1], hertz)
+    return limited_cutoff(cutoff, features.sample_rate)
 
 
-@dataclass(frozen=True)
-class EnergyQuantile:
+def energy_quantile(features: ReferenceFeatures, *, share: float) -> Tensor:
     """Frequency below which a given share of the energy lies.
 
     Rounded to the nearest 100 Hz, and limited to between 100 Hz and 0.45 f_s.
     """
-
-    share: float
-
-    def __call__(self, features: ReferenceFeatures) -> Tensor:
-        running = features.cumulative_energy
-        index = (running < self.share).sum(-1, keepdim=True)  # the first bin that reaches it
-        hertz = index.float() * (0.5 * features.sample_rate / (running.shape[-1] - 1))
-        rounded = torch.floor(hertz / CUTOFF_STEP + 0.5) * CUTOFF_STEP
-        return limited_cutoff(rounded, features.sample_rate).to(features.waveform)
+    running = features.cumulative_energy
+    index = (running < share).sum(-1, keepdim=True)  # the first bin that reaches it
+    hertz = index.float() * (0.5 * features.sample_rate / (running.shape[-1] - 1))
+    rounded = torch.floor(hertz / CUTOFF_STEP + 0.5) * CUTOFF_STEP
+    return limited_cutoff(rounded, features.sample_rate).to(features.waveform)
 
 
-@dataclass(frozen=True)
-class VibratoDepth:
+def vibrato_depth(features: ReferenceFeatures, *, factor: float) -> Tensor:
     """Depth clip(0.03 ρ factor, 0.01, 0.05), ρ the steadiness: steady signals tolerate more."""
-
-    factor: float
-
-    def __call__(self, features: ReferenceFeatures) -> Tensor:
-        return (0.03 * self.factor * features.steadiness).clamp(0.01, 0.05)
+    return (0.03 * factor * features.steadiness).clamp(0.01, 0.05)

@@ -111,9 +111,11 @@ class MelEncoder(Encoder):
         return 8 * frames * (self.window + 4 * (self.fft_size // 2 + 1) + 2 * features)
 
     def _check_arguments(self) -> None:
-        least = {"bands": 1, "sample_rate": 1, "hop": 1, "window": 2, "context": 0}
-        least["margin"] = (1 - self.window) // 2  # a receptive field of at least one sample
-        for name, lowest in least.items():
+        smallest_values = {"bands": 1, "sample_rate": 1, "hop": 1, "window": 2, "context": 0}
+        smallest_values["margin"] = (
+            1 - self.window
+        ) // 2  # a receptive field of at least one sample
+        for name, lowest in smallest_values.items():
             check_whole(getattr(self, name), name, lowest)
         why = "It keeps the logarithm of silence finite: 1e-5, or less for deep spectral holes."
         check_real(self.floor, "floor", "(0, inf)", why)

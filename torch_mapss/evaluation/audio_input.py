@@ -90,11 +90,11 @@ def read_set(
         audio.check_source_rate(native_rate, whose)
         mono = audio.to_mono(samples)
         channels = samples if every_channel else mono.unsqueeze(0)
-        parts = audio.resample(channels, native_rate, rate)
+        resampled = audio.resample(channels, native_rate, rate)
         averaged = not every_channel and len(samples) > 1
         clip = Clip(
-            wave=parts.mean(0) if len(parts) > 1 else parts[0],
-            parts=parts,
+            wave=resampled.mean(0) if len(resampled) > 1 else resampled[0],
+            parts=resampled,
             name=name,
             path=path,
             rate=native_rate,

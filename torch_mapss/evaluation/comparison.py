@@ -137,7 +137,9 @@ class Comparison:
         for source in names if len(names) <= _MOST_SOURCES else ():
             for system in self.systems:
                 means = [by_source.get((source, system, measure)) for measure in self.measures]
-                texts = [score_text(*both) for both in zip(self.measures, means)]
+                texts = [
+                    score_text(*score_and_mean) for score_and_mean in zip(self.measures, means)
+                ]
                 cells.append([source, system, *texts])
         return Table(["source", "system", *map(score_label, self.measures)], cells, 2)
 
@@ -200,8 +202,8 @@ class Comparison:
             f"Failed: mixture {mixture!r}, system {system!r}: {reason}"
             for (system, mixture), reason in self.scores.failures.items()
         ]
-        if (more := len(lines) - _MOST_FAILURES) > 0:
-            lines[_MOST_FAILURES:] = [f"Failed: {more} more pairs of mixture and system."]
+        if (unlisted := len(lines) - _MOST_FAILURES) > 0:
+            lines[_MOST_FAILURES:] = [f"Failed: {unlisted} more pairs of mixture and system."]
         return lines
 
     def plot(self, measure: str | None = None) -> Figure:
@@ -380,7 +382,7 @@ def _unlike_references(results: Results, other: Results) -> list[str]:
 
 
 def _reference_hashes(results: Results) -> dict[str, list[str | None]]:
-    return {
-        io.same_name(name): [results.sha256.get(path) for path in entry["references"]]
-        for name, entry in results.entries.items()
-    }
+    hashes = {}
+    for name, entry in results.entries.items():
+        hashes[io.same_name(name)] = [*map(results.sha256.get, entry["references"])]
+    return hashes

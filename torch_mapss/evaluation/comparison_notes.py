@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -29,10 +30,10 @@ def ceiling_shares(
     the frames to be there. Frames that cannot be read do not count.
     """
     names = [name for name in TELLS_APART if name in scores.values and name in FRAME_SCORES]
+    names_and_systems = itertools.product(names, scores.systems)
     candidates = {
         (name, system)
-        for name in names
-        for system in scores.systems
+        for name, system in names_and_systems
         if scores.values[name][system].max() > 0.5
     }
     at_ceiling = dict.fromkeys(candidates, 0)

@@ -107,8 +107,8 @@ class ComparedScores:
         means = [self.values[measure][name] for name in (a, b)]
         if self.unlike.any():
             scores = [self.rows[self.rows["system"] == name][measure] for name in (a, b)]
-            both = scores[0].index.intersection(scores[1].index)
-            common = [by_source[both].groupby("mixture_id").mean() for by_source in scores]
+            in_both = scores[0].index.intersection(scores[1].index)
+            common = [by_source[in_both].groupby("mixture_id").mean() for by_source in scores]
             means = [mean.mask(self.unlike, shared) for mean, shared in zip(means, common)]
         difference = means[0] - means[1]
         size = np.maximum(means[0].abs(), means[1].abs())
@@ -194,15 +194,15 @@ def _chosen(items: DataFrame, systems: Sequence[str] | None, controls: bool) -> 
     """Rows of the systems to compare, including controls that are named or asked for."""
     spellings = {io.same_name(name): name for name in items["system"]}
     if systems is None:
-        wanted = [*spellings] if controls else without_controls([*spellings])
+        chosen = [*spellings] if controls else without_controls([*spellings])
     else:
-        wanted = [*map(io.same_name, systems)]
-    names = [spellings.get(name) for name in wanted]
+        chosen = [*map(io.same_name, systems)]
+    names = [spellings.get(name) for name in chosen]
     if spellings and (None in names or not names):
         raise ValueError(
             "systems must be among those of the results, "
             f"{io.listed(map(repr, spellings.values()), 12)}, got "
-            f"{io.listed(map(repr, wanted))}."
+            f"{io.listed(map(repr, chosen))}."
         )
     return items[items["system"].isin(names)]
 
@@ -272,8 +272,8 @@ def _tested(scores: ComparedScores, measure: str, means: DataFrame, alpha: float
             test |= significance.paired_test(leads, scale)._asdict()
             notes = [_APPROXIMATE] if n < FEW else []
             if test["least_p"] > alpha:
-                least = significance.p_text(test["least_p"])
-                notes.append(f"cannot reject: the smallest attainable p is {least}")
+                smallest_p = significance.p_text(test["least_p"])
+                notes.append(f"cannot reject: the smallest attainable p is {smallest_p}")
             test["note"] = "; ".join(notes)
         tests.append(test)
     columns = [*significance.PairedTest._fields, "undefined", "note"]

@@ -184,7 +184,7 @@ def scored_outputs(
     rows = results.scores[results.scores["status"] != "failed"]
     if rows.empty:
         raise ValueError(f"{folder!r} holds no scored output.")
-    names = [f"{name}{suffix}" for name in SCORES for suffix in ("", "_radius", "_tail")]
+    names = [name + suffix for name, suffix in itertools.product(SCORES, ("", "_radius", "_tail"))]
     outputs = rows[["system", "source", *(name for name in names if name in rows)]]
     outputs = outputs.assign(track=rows["mixture_id"]).set_axis(_output_keys(rows), axis=0)
     for path in rivals:
@@ -362,7 +362,7 @@ def _error_columns(
     if not len(table) or not np.isfinite(table).all():
         return {}
     units = stimuli.groupby("unit").indices.values()
-    x, radius, half_width, m = (_padded(column[unit] for unit in units) for column in table.T)
+    x, radius, half_width, m = (_padded(column, units) for column in table.T)
     tracks = stimuli.drop_duplicates("unit").sort_values("unit").groupby("track").indices.values()
     errors = {}
     for method, kind in zip(METHODS, ("spearman", "pearson")):
@@ -371,16 +371,14 @@ def _error_columns(
             x, radius, half_width, m, settings.confidence, kind, **options
         )
         fields = units_bounds.value, units_bounds.radius, units_bounds.half_width
-        values, radii, half_widths = (
-            _padded(field.numpy()[track] for track in tracks) for field in fields
-        )
+        values, radii, half_widths = (_padded(field.numpy(), tracks) for field in fields)
         scenario = scenario_bounds(values, radii, half_widths, settings.source_correlation)
         errors[f"{method}_radius"] = float(scenario.radius)
         errors[f"{method}_half_width"] = float(scenario.half_width)
     return errors
 
 
-def _padded(rows: Iterable[NDArray[Any]]) -> torch.Tensor:
-    """(rows, longest), NaN after shorter ones."""
-    tensors = [*map(torch.from_numpy, rows)]
+def _padded(column: NDArray[Any], groups: Iterable[Any]) -> torch.Tensor:
+    """(groups, longest) values of a column at the row numbers of each group, padded with NaN."""
+    tensors = [torch.from_numpy(column[rows]) for rows in groups]
     return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=math.nan)

@@ -62,15 +62,15 @@ def usable_stimuli(
     vary count; pooled, all stimuli are one unit.
     """
     pooled = pooling == "pooled"
-    least, counted = (2, "stimuli") if pooled else (LEAST_SYSTEMS, "systems")
+    fewest, counted = (2, "stimuli") if pooled else (LEAST_SYSTEMS, "systems")
     stimuli = stimuli.assign(unit=0) if pooled else stimuli
     unit_count, columns = stimuli["unit"].nunique(), [*measures, "rating"]
     stimuli = stimuli.dropna(subset=columns)
     units = stimuli.groupby("unit")[columns]
-    enough = units.size() >= least
+    enough = units.size() >= fewest
     low, high = units.min()[enough], units.max()[enough]
     constant = high - low <= rounding(np.maximum(low.abs(), high.abs()))
-    counts = {f"fewer than {least} {counted} with a score": unit_count - enough.sum()}
+    counts = {f"fewer than {fewest} {counted} with a score": unit_count - enough.sum()}
     counts |= {"scores do not vary": constant[columns[0]].sum()}
     counts |= {"ratings do not vary": constant["rating"].sum()}
     share = "" if pooled else f"{{}} of {unit_count} tracks and sources: "
@@ -152,8 +152,10 @@ def intervals(
 
     def sampled(times: _Array) -> _Array:
         values = {term: term.sampled(times) for term in correlations}
-        terms_values = ([values[term] for term in terms] for terms in terms_of_rows)
-        return np.stack([reduce(sub, row) for row in terms_values])
+        rows = []
+        for terms in terms_of_rows:
+            rows.append(reduce(sub, [values[term] for term in terms]))
+        return np.stack(rows)
 
     bootstrap = Bootstrap(settings.confidence, settings.draws, settings.seed)
     size = max(term.size for term in correlations)
@@ -175,8 +177,8 @@ def permutation_p(sampled: SampledCorrelation, *, draws: int = 2000, seed: int =
         total = np.zeros(min(block, draws - drawn))
         for x, m in units:
             total += rng.permuted(np.tile(m, (len(total), 1)), axis=1) @ x
-        least = abs(sampled.value) * (1.0 - 1e-9)
-        extreme += int((np.abs(total / len(units)) >= least).sum())
+        threshold = abs(sampled.value) * (1.0 - 1e-9)
+        extreme += int((np.abs(total / len(units)) >= threshold).sum())
     return (1 + extreme) / (draws + 1)
 
 

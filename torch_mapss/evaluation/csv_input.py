@@ -99,13 +99,15 @@ def _cells(text: str, separator: str, first_line: int) -> DataFrame:
     """All rows with content as text, numbered as a spreadsheet does from ``first_line``."""
     import pandas
 
-    most = max((line.count(separator) for line in text.splitlines()), default=0) + 1
+    most_cells = max((line.count(separator) for line in text.splitlines()), default=0) + 1
     try:
         cells = pandas.read_csv(
             StringIO(text, newline=""),
             sep=separator,
             header=None,
-            names=range(most),  # room for every row, so that pandas takes no column for an index
+            names=range(
+                most_cells
+            ),  # room for every row, so that pandas takes no column for an index
             index_col=False,
             dtype=str,
             na_filter=False,
@@ -127,11 +129,11 @@ def _with_header(cells: DataFrame, required: Sequence[str]) -> DataFrame:
         raise TableError("is empty")
     header = cells.iloc[0].str.strip()
     names = [name for name in header if name]
-    known = f" in its header: {listed(map(repr, names), 12)}"
+    columns_of_header = f" in its header: {listed(map(repr, names), 12)}"
     if missing := [name for name in required if name not in names]:
-        raise TableError(f"lacks {', '.join(map(repr, missing))}{known}")
+        raise TableError(f"lacks {', '.join(map(repr, missing))}{columns_of_header}")
     if twice := [name for name in names if names.count(name) > 1]:
-        raise TableError(f"has {twice[0]!r} twice{known}")
+        raise TableError(f"has {twice[0]!r} twice{columns_of_header}")
     rows = cells.iloc[1:]
     stripped = rows.apply(lambda column: column.str.strip())
     width = int(header[header != ""].index[-1]) + 1

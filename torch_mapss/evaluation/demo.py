@@ -104,12 +104,11 @@ def text(reports: Sequence[Report]) -> str:
     """The table of the demo, with what its numbers mean."""
     names = [n for n in present(reports[0].scores, ranked=True) if n != "bleed_db"]
     columns = ["estimate", "source", "leakage", *map(score_label, names)]
-    rows = [
-        [grade.name, row.source, f"{grade.leakage_db:g} dB"]
-        + [score_text(name, row[name]) for name in names]
-        for grade, report in zip(GRADES, reports)
-        for row in report.rows
-    ]
+    rows = []
+    for grade, report in zip(GRADES, reports):
+        for row in report.rows:
+            scores = [score_text(name, row[name]) for name in names]
+            rows.append([grade.name, row.source, f"{grade.leakage_db:g} dB", *scores])
     meanings = [f"{SCORES[name].meaning}." for name in names]
     table = io.text_table(columns, rows, left=2)
     return "\n".join([table, "", *meanings, "All fall from good to poor."])

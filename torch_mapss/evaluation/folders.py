@@ -148,17 +148,9 @@ def read_folders(
 # ------------------------------------------------------------------------------ Files and templates
 
 
-class _Readings(NamedTuple):
-    """Audio files of a folder, as read by each of several layouts."""
-
-    files: dict[str, DataFrame]  # by layout
-    examples: str  # names of files, for messages
-    depth: int  # number of folders above most files
-
-
 def _readings(
     path: str, subject: str, layouts: Sequence[str], sources: Sequence[str] = (), only: str = _ONLY
-) -> _Readings:
+) -> tuple[dict[str, DataFrame], str, int]:
     """Find the files that match a template, or each layout in a plain folder.
 
     Args:
@@ -167,6 +159,10 @@ def _readings(
         layouts: layouts to try in a plain folder.
         sources: allowed names of sources; any if empty.
         only: source of a template without ``{source}``.
+
+    Returns:
+        Audio files by layout, as each of them reads them; names of files, for messages; number of
+        folders above most files.
     """
     template = _is_template(path)
     root = path
@@ -180,7 +176,7 @@ def _readings(
         raise ManifestError(subject, [f"{problem} {io.shown(root)!r}"])
     files = {layout: _matching(names, layout, subject, sources, only) for layout in layouts}
     depths = sorted(name.count("/") for name in names.values())
-    return _Readings(files, _shown(names.values(), 3), depths[len(depths) // 2])
+    return files, _shown(names.values(), 3), depths[len(depths) // 2]
 
 
 def _audio_files(root: str, with_suffix: bool) -> dict[str, str]:
@@ -264,20 +260,22 @@ def _read_references(path: str, names: Sequence[str], single: bool) -> tuple[Dat
     """
     certain = single or _is_template(path)
     layouts = ["{mixture}"] if single else _LAYOUTS
-    readings = _readings(path, "references", layouts, names if certain else ())
+    files_by_layout, examples, depth = _readings(
+        path, "references", layouts, names if certain else ()
+    )
     doubts = {
         layout: _doubt(files)
-        for layout, files in readings.files.items()
+        for layout, files in files_by_layout.items()
         if (len(files) if certain else 2 <= len(_sources(files)) <= _MOST_SOURCES)
     }
     best = [layout for layout in doubts if doubts[layout] == min(doubts.values())]
     if len(best) == 1:
-        return readings.files[best[0]], best[0]
-    text = f"cannot be read as {_shown(readings.files)}, there is {readings.examples}"
+        return files_by_layout[best[0]], best[0]
+    text = f"cannot be read as {_shown(files_by_layout)}, there is {examples}"
     if best:
-        ways = (f"{x!r} (sources {_shown(_sources(readings.files[x]))})" for x in best)
+        ways = (f"{x!r} (sources {_shown(_sources(files_by_layout[x]))})" for x in best)
         text = f"can be read as {' or '.join(ways)}"
-    templates = _templates(readings.depth)
+    templates = _templates(depth)
     raise ManifestError(
         io.shown(path), [f"{text}. Say where the names are: --references {templates}"]
     )
@@ -349,17 +347,17 @@ def _read_estimates(path: str, subject: str, truth: DataFrame) -> DataFrame:
     names = sorted(_names(truth))
     speech = [name for name in names if not _NOISE(name)] or names
     layouts = (*_LAYOUTS, *["{mixture}"] * (len(speech) == 1))
-    readings = _readings(path, subject, layouts, names, speech[0])
+    files_by_layout, examples, depth = _readings(path, subject, layouts, names, speech[0])
 
     def paired(files: DataFrame) -> int:
         return int((files.reindex_like(truth).notna() & truth.notna()).to_numpy().sum())
 
-    best = max(readings.files.values(), key=paired)
+    best = max(files_by_layout.values(), key=paired)
     if best.index.intersection(truth.index).empty:
         text = (
             f"no file of {io.shown(path)!r} is named as a reference is: expected e.g. mixture "
-            f"{truth.index[0]!r} with {_shown(names)}, found {readings.examples}. Say where the "
-            f"names are with a template: {_templates(readings.depth)}"
+            f"{truth.index[0]!r} with {_shown(names)}, found {examples}. Say where the "
+            f"names are with a template: {_templates(depth)}"
         )
         raise ManifestError(subject, [text])
     return best

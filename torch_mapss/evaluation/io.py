@@ -313,10 +313,7 @@ def listed(items: Iterable[str], most: int = 5) -> str:
 
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
     """Aligned columns for a terminal; the first ``left`` ones are words, the rest numbers."""
-    lines = [
-        ["".join(c if c.isprintable() else "?" for c in item) for item in line]
-        for line in (columns, *rows)
-    ]
+    lines = [[*map(_printable, line)] for line in (columns, *rows)]
     widths = [max(map(_width, column)) for column in zip(*lines)]
     lines.insert(1, ["-" * width for width in widths])
 
@@ -325,6 +322,10 @@ def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int 
         return item + blank if column < left else blank + item
 
     return "\n".join("  ".join(map(cell, itertools.count(), x)).rstrip() for x in lines)
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _width(text: str) -> int:

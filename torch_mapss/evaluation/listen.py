@@ -164,7 +164,8 @@ def write_test(
                 "its own key alone. Name a new folder with --out, or delete that test first."
             )
         key = [{**row, "page": f"{mark}-{row['page']}"} for row in key]
-        columns = [name for name in _KEY_COLUMNS if any(name in row for row in key)]
+        present_names = set().union(*key)
+        columns = [name for name in _KEY_COLUMNS if name in present_names]
         io.write_table(os.path.join(folder, "stimuli.csv"), key, columns, undefined="")
         for question in QUESTIONS:
             text = _configuration(key, question)
@@ -186,7 +187,8 @@ def _mark(folder: str, key: Sequence[Row]) -> str:
 
 
 def _paths(results: Results, rows: Sequence[Row]) -> list[str]:
-    return [results.locate(path) for path in (rows[0]["reference"], *(r["estimate"] for r in rows))]
+    estimates = [row["estimate"] for row in rows]
+    return [results.locate(path) for path in (rows[0]["reference"], *estimates)]
 
 
 def _write_page(

@@ -295,9 +295,12 @@ def system_scatter(values: _Values, ranking: DataFrame, x: str, y: str, percent:
         }
         style["marker"] = SERIES_MARKERS[position % len(SERIES_MARKERS)]
         ax.plot(values[x][name], values[y][name], rasterized=is_crowded, **small, **style)
-        own = ranking[ranking["system"] == name].set_index("measure").loc[[x, y]]
-        if own["mean"].notna().all():
-            (mean_x, mean_y), (width, height) = own["mean"], _ends(own).T[:, :, None]
+        row_by_measure = ranking[ranking["system"] == name].set_index("measure").loc[[x, y]]
+        if row_by_measure["mean"].notna().all():
+            (mean_x, mean_y), (width, height) = (
+                row_by_measure["mean"],
+                _ends(row_by_measure).T[:, :, None],
+            )
             large["label"] = short_name(str(name), _LONGEST_NAME)
             ax.errorbar(mean_x, mean_y, height, width, **large, **style)
     _axis(ax, "x", x, values[x])

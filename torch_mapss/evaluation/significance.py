@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import ROUND_HALF_UP, Context
 from itertools import combinations_with_replacement, compress
 from typing import Any, NamedTuple
@@ -230,8 +230,8 @@ def _exact_p(ranks: Array, positive: float) -> float:
     for step in doubled:
         chances = 0.5 * (np.r_[chances, np.zeros(step)] + np.r_[np.zeros(step), chances])
     seen = int(np.rint(2.0 * positive))
-    least = min(seen, int(doubled.sum()) - seen)  # the distribution is symmetric
-    return float(min(1.0, 2.0 * chances[: least + 1].sum()))
+    smaller_sum = min(seen, int(doubled.sum()) - seen)  # the distribution is symmetric
+    return float(min(1.0, 2.0 * chances[: smaller_sum + 1].sum()))
 
 
 def p_text(p: float) -> str:
@@ -311,15 +311,11 @@ def letters(different: NDArray[np.bool_]) -> list[str]:
     groups = [frozenset(range(len(different)))]
     for pair in zip(*np.nonzero(np.triu(different))):
         split = [smaller for group in groups for smaller in _without_both(group, pair)]
-        groups = [
-            group
-            for group in dict.fromkeys(split)
-            if not any(group < larger for larger in split)  # absorbed
-        ]
+        groups = [group for group in dict.fromkeys(split) if not _is_absorbed(group, split)]
     for group in sorted(groups, key=len):
         remaining = [other_group for other_group in groups if other_group is not group]
         pairs = combinations_with_replacement(group, 2)  # also of a system with itself
-        if all(any(larger.issuperset(pair) for larger in remaining) for pair in pairs):
+        if all(_is_within_any(pair, remaining) for pair in pairs):
             groups = remaining
     groups.sort(key=sorted)
     signs = [*_LETTERS, *(f"({k + 1})" for k in range(len(_LETTERS), len(groups)))]
@@ -333,3 +329,11 @@ def letters(different: NDArray[np.bool_]) -> list[str]:
 def _without_both(group: frozenset[int], pair: tuple[int, ...]) -> list[frozenset[int]]:
     """Split a set of systems so that the two of ``pair``, which differ, are separated."""
     return [group - {system} for system in pair] if group.issuperset(pair) else [group]
+
+
+def _is_absorbed(group: frozenset[int], groups: Sequence[frozenset[int]]) -> bool:
+    return any(group < larger for larger in groups)
+
+
+def _is_within_any(pair: tuple[int, ...], groups: Sequence[frozenset[int]]) -> bool:
+    return any(group.issuperset(pair) for group in groups)

@@ -106,8 +106,8 @@ def verify(
     scorer = make_scorer()
     current = relevant(settings_of(scorer, scoring_settings(results.settings)))
     unlike = [
-        _difference(f"setting {name}", short(stored), short(again))
-        for name, stored, again in differing(relevant(results.settings), current)
+        _difference(f"setting {name}", short(stored), short(current_value))
+        for name, stored, current_value in differing(relevant(results.settings), current)
     ]
     if unlike:  # then every score differs
         notes = [*checked.notes, "Nothing was scored again, as the settings differ"]
@@ -179,16 +179,16 @@ def _table_differences(
         values = key if isinstance(key, tuple) else (key,)
         names = [str(level).removesuffix("_id") for level in stored.index.names]
         labels = [f"{level} {value!r}" for level, value in zip(names, values)]
-        before, again = stored.loc[key, score], current[score].get(key, float("nan"))
-        yield _difference(", ".join([name, *labels, score]), f"{before:.6g}", f"{again:.6g}")
+        before, recomputed = stored.loc[key, score], current[score].get(key, float("nan"))
+        yield _difference(", ".join([name, *labels, score]), f"{before:.6g}", f"{recomputed:.6g}")
 
 
 def _distances(stored: DataFrame, current: DataFrame) -> DataFrame:
     """Distances between scores, relative above 1; infinite where only one is defined."""
     before = stored[[name for name in present(stored.columns) if name in current]].astype(float)
-    again = current.reindex(before.index)[[*before.columns]].astype(float)
-    distances = ((again - before).abs() / before.abs().clip(lower=1.0)).fillna(float("inf"))
-    return distances.mask(before.isna() & again.isna(), 0.0)
+    recomputed = current.reindex(before.index)[[*before.columns]].astype(float)
+    distances = ((recomputed - before).abs() / before.abs().clip(lower=1.0)).fillna(float("inf"))
+    return distances.mask(before.isna() & recomputed.isna(), 0.0)
 
 
 def _pooled_again(results: Results) -> tuple[int, list[str]]:

@@ -17,7 +17,7 @@ from torch_mapss.core.points import Points
 from torch_mapss.distortions import Measured
 from torch_mapss.pipeline.activity import active_sources, frames_of_pauses, frames_to_score
 
-FORMAT = 8  # of saved banks; a bank of another format is refused
+FORMAT = 9  # of saved banks; a bank of another format is refused
 
 
 # ------------------------------------------------------------------------------------------------
@@ -63,13 +63,6 @@ class Encoded(NamedTuple):
         return sources * (members + 1) * features * self.distortions.element_size()
 
 
-class CopyRecipe(NamedTuple):
-    """Ingredients for making any part of a long clip's distorted copies, for one measure."""
-
-    measured: Measured  # on the entire references (1, S, T)
-    gains: Tensor  # (1, S, P) gains that bring each copy to its level; 0 where the copy is absent
-
-
 @dataclass(frozen=True, eq=False)
 class PreparedClips:
     """Prepared references of the mixtures of one length. Subclasses: EncodedClips, LongClip."""
@@ -107,7 +100,11 @@ class EncodedClips(PreparedClips):
 class LongClip(PreparedClips):
     """A clip longer than a segment, which is distorted and encoded whenever it is scored."""
 
-    recipes: dict[str, CopyRecipe]  # by measure
+    # Ingredients for making any part of the copies, by measure: what the members measured on the
+    # entire references (1, S, T), and the gains (1, S, P) that bring each copy to its level; 0
+    # where the copy is absent.
+    measured: dict[str, Measured]
+    gains: dict[str, Tensor]
     others: Tensor | None  # (1, S, T) normalised sums of the other references; None where unused
     # (n, 2) int64, first frame and end frame of each excerpt; None: the whole clip is scored.
     excerpts: Tensor | None = None
@@ -372,11 +369,8 @@ def _rebuilt(values: dict[str, Any]) -> PreparedClips:
     if "encoded" in values:
         encoded = {name: Encoded(**entry) for name, entry in values["encoded"].items()}
         return EncodedClips(**{**values, "encoded": encoded})
-    recipes = {
-        name: CopyRecipe(Measured(**entry["measured"]), entry["gains"])
-        for name, entry in values["recipes"].items()
-    }
-    return LongClip(**{**values, "recipes": recipes})
+    measured = {name: Measured(**entry) for name, entry in values["measured"].items()}
+    return LongClip(**{**values, "measured": measured})
 
 
 # ------------------------------------------------------------------------------------------------

@@ -93,32 +93,31 @@ def by_level(
     return [(waves_by_measure[names[0]], names) for names in names_by_tensor.values()]
 
 
-class Plan(NamedTuple):
-    """A bank of distortions to make once, and the measures that use it."""
+def shared_banks(
+    config: Config, measures: Iterable[str]
+) -> list[tuple[DistortionBank, dict[str, list[int]]]]:
+    """Choose the banks to make. A bank whose members a larger one has is taken from that one.
 
-    name: str  # measure that the bank belongs to
-    bank: DistortionBank
-    users: dict[str, list[int]]  # by measure, indices of its members in the bank
-
-
-def plans(config: Config, measures: Iterable[str]) -> list[Plan]:
-    """Choose the banks to make. A bank whose members a larger one has is taken from that one."""
+    Returns:
+        Banks, each with the measures that use it and the indices of their members in the bank. The
+        bank belongs to the first of these measures.
+    """
     rate = config.grid.sample_rate
     largest_first = sorted(
         with_encoder(measures), key=lambda measure: -len(config.bank_of(measure.name))
     )
-    result: list[Plan] = []
+    shared: list[tuple[DistortionBank, dict[str, list[int]]]] = []
     for measure in largest_first:
         bank = config.bank_of(measure.name)
         members = bank.available(rate)
-        for plan in result:
-            made = plan.bank.available(rate)
-            if plan.bank.seed == bank.seed and all(member in made for member in members):
-                plan.users[measure.name] = [made.index(member) for member in members]
+        for larger_bank, users in shared:
+            made = larger_bank.available(rate)
+            if larger_bank.seed == bank.seed and all(member in made for member in members):
+                users[measure.name] = [made.index(member) for member in members]
                 break
         else:
-            result.append(Plan(measure.name, bank, {measure.name: list(range(len(members)))}))
-    return result
+            shared.append((bank, {measure.name: list(range(len(members)))}))
+    return shared
 
 
 # ------------------------------------------------------------------------------------------------
@@ -136,11 +135,12 @@ def as_index(rows: Rows, device: torch.device) -> tuple[Tensor, ...]:
 
 
 class Copies(NamedTuple):
-    """The distorted copies to make for one plan."""
+    """The distorted copies to make by one bank."""
 
     config: Config
     budget: Budget
-    plan: Plan
+    bank: DistortionBank
+    users: dict[str, list[int]]  # by measure, indices of its members in the bank
     measured: Measured  # on entire references; the mask marks members of any of the measures
     present: dict[str, np.ndarray]  # (b, S, P) bool by measure: the bank's members that it has
 
@@ -157,7 +157,7 @@ class Copies(NamedTuple):
         for source in range(0, sources, step):
             stretch = slice(source, min(source + step, sources))
             chunk = max(1, min(MEMBERS, self.budget.samples // waves[:, stretch].numel()))
-            for members, copies, _ in self.plan.bank.iterate(
+            for members, copies, _ in self.bank.iterate(
                 waves[:, stretch],
                 self.config.grid.sample_rate,
                 range(sources)[stretch],
@@ -226,22 +226,27 @@ class Copies(NamedTuple):
 
 
 def copies_of(
-    config: Config, budget: Budget, plan: Plan, measured: Mapping[str, Measured]
+    config: Config,
+    budget: Budget,
+    bank: DistortionBank,
+    users: dict[str, list[int]],
+    measured: Mapping[str, Measured],
 ) -> Copies:
-    """Copies to make for a plan, from the measurements of each bank on the entire references.
+    """Copies to make by a bank, from the measurements of each bank on the entire references.
 
     If several members coincide for a reference, only the first counts. Each measure keeps the
     members of its own bank, so they do not depend on which other measures are computed.
     """
-    masks = [measured[name].mask for name in plan.users]
+    masks = [measured[name].mask for name in users]
     on_host = torch.cat(masks, -1).cpu().numpy()  # an accelerator is read once
     edges = np.cumsum([mask.shape[-1] for mask in masks])[:-1]
     present = {}
-    for (name, indices), mask in zip(plan.users.items(), np.split(on_host, edges, -1)):
+    for (name, indices), mask in zip(users.items(), np.split(on_host, edges, -1)):
         present[name] = np.zeros((*mask.shape[:2], masks[0].shape[-1]), bool)
         present[name][..., indices] = mask
     of_any = torch.from_numpy(np.any([*present.values()], 0)).to(masks[0].device)
-    return Copies(config, budget, plan, measured[plan.name]._replace(mask=of_any), present)
+    of_bank = measured[next(iter(users))]._replace(mask=of_any)
+    return Copies(config, budget, bank, users, of_bank, present)
 
 
 def planned_copies(
@@ -254,7 +259,7 @@ def planned_copies(
     *,
     in_segments: bool = False,
 ) -> Iterator[Copies]:
-    """Yield the copies to make for some measures, plan by plan.
+    """Yield the copies to make for some measures, bank by bank.
 
     Args:
         config: settings of the scorer.
@@ -269,27 +274,27 @@ def planned_copies(
         ValueError: a source has frames to score but too few distortions.
     """
     rate = config.grid.sample_rate
-    for plan in plans(config, measures):
+    for bank, users in shared_banks(config, measures):
         measured = {}
-        for name in plan.users:
-            pieces = in_segments and name == plan.name
+        for name in users:
+            pieces = in_segments and name == next(iter(users))
             measured[name] = config.bank_of(name).measure(waves, rate, pieces=pieces)
-        copies = copies_of(config, budget, plan, measured)
+        copies = copies_of(config, budget, bank, users, measured)
         for name, present in copies.present.items():
             _check_members(present.sum(-1), active, items, name)
         yield copies
 
 
 def _check_members(count: np.ndarray, active: Tensor, items: Sequence[int], name: str) -> None:
-    least = MEASURES[name].least_members
-    if (count >= least).all():
+    fewest = MEASURES[name].least_members
+    if (count >= fewest).all():
         return
-    lacking = np.argwhere((count < least) & active.any(-1).cpu().numpy())
+    lacking = np.argwhere((count < fewest) & active.any(-1).cpu().numpy())
     if len(lacking):
         row, source = lacking[0].tolist()
         raise ValueError(
             f"references: source {source} of mixture {items[row]} has {int(count[row, source])} "
-            f"distortions in the {name} bank, but a cluster needs at least {least}: the families "
+            f"distortions in the {name} bank, but a cluster needs at least {fewest}: the families "
             "kept take their parameters from spectral peaks or energies, which this signal lacks. "
             "Keep more families."
         )
@@ -312,6 +317,6 @@ def sums_of_others(waves: Tensor) -> Tensor:
     sources = waves.shape[-2]
     sums = []
     for source in range(sources):
-        others = [index for index in range(sources) if index != source]
-        sums.append(waves[..., others, :].sum(-2))
+        other_sources = [index for index in range(sources) if index != source]
+        sums.append(waves[..., other_sources, :].sum(-2))
     return torch.stack(sums, -2)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,13 +18,6 @@ from torch_mapss.pipeline.bank import EncodedClips
 from torch_mapss.pipeline.measures import MEASURES
 
 Embeddings = Mapping[str, Tensor]  # by measure
-
-
-class Chosen(NamedTuple):
-    """Frames to score in the mixtures of one length, as item and frame."""
-
-    scored: Tensor  # (n, 2) int64 with at least two active sources, for all measures
-    pauses: Tensor  # (m, 2) int64 with one active source, for measures that score pauses
 
 
 class Block(ABC):
@@ -66,8 +58,14 @@ class ClipFrames(ABC):
     """All frames of the mixtures of one length."""
 
     @abstractmethod
-    def blocks(self, chosen: Chosen) -> Iterator[Block]:
-        """Yield the chosen frames, as many at a time as memory allows."""
+    def blocks(self, scored: Tensor, pauses: Tensor) -> Iterator[Block]:
+        """Yield the frames to score, as many at a time as memory allows.
+
+        Args:
+            scored: (n, 2) int64, item and frame, with at least two active sources: for all
+                measures.
+            pauses: (m, 2) int64 with one active source, for measures that score pauses.
+        """
 
 
 class EncodedFrames(ClipFrames):
@@ -86,13 +84,13 @@ class EncodedFrames(ClipFrames):
         self.estimates = estimates
         self.frames_at_once = frames_at_once
 
-    def blocks(self, chosen: Chosen) -> Iterator[Block]:
+    def blocks(self, scored: Tensor, pauses: Tensor) -> Iterator[Block]:
         """See :class:`ClipFrames`; frames of pauses form separate blocks."""
         measures = list(self.estimates[0])
         in_pauses = [name for name in measures if MEASURES[name].in_pauses]
         for frames, names, has_pauses in (
-            (chosen.scored, measures, False),
-            (chosen.pauses, in_pauses, True),
+            (scored, measures, False),
+            (pauses, in_pauses, True),
         ):
             for batch in frames.split(self.frames_at_once or max(1, len(frames))):
                 if len(batch):

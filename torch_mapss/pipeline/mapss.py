@@ -242,14 +242,11 @@ class MAPSS(nn.Module):
     def extra_repr(self) -> str:
         """The settings that its measures depend on, for ``print``; nothing is loaded."""
         slots: dict[Any, Any] = {**self.config.encoders, **self.config.banks}
-        used = [
-            name
-            for measure in with_encoder(self.measures)
-            for name in (measure.encoder, measure.bank)
-        ]
-        others = (f.name for f in fields(self.config) if f.name not in ("encoders", "banks"))
-        shown = {name: slots[name] for name in used}
-        shown |= {name: getattr(self.config, name) for name in others}
+        shown: dict[Any, Any] = {}
+        for measure in with_encoder(self.measures):
+            shown |= {name: slots[name] for name in (measure.encoder, measure.bank)}
+        field_names = (f.name for f in fields(self.config) if f.name not in ("encoders", "banks"))
+        shown |= {name: getattr(self.config, name) for name in field_names}
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
     def _apply(self, fn: Any, recurse: bool = True) -> MAPSS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from torch_mapss.pipeline.config import Config
 from torch_mapss.pipeline.copies import Encoding, by_level
 from torch_mapss.pipeline.estimates import levelled_estimates
 from torch_mapss.pipeline.frame_values import FrameValues, bounds_of, scores_of
-from torch_mapss.pipeline.frames import Block, Chosen, ClipFrames, EncodedFrames
+from torch_mapss.pipeline.frames import Block, ClipFrames, EncodedFrames
 from torch_mapss.pipeline.measures import MEASURES, with_encoder
 from torch_mapss.pipeline.memory import explained
 from torch_mapss.pipeline.scores import ScoreBounds, Scores
@@ -103,19 +103,10 @@ def score(
         ]
         encoding.check()  # of all lengths at once
         for group, reader in enumerate(readers):
-            for block in reader.blocks(chosen[group]):
+            for block in reader.blocks(*chosen[group]):
                 scorer.add(group, block)
         scorer.write()
     return [task.record(values) for values in scorer.values]
-
-
-class Waiting(NamedTuple):
-    """Started work on the frames of a block, and the place of its results."""
-
-    values: FrameValues
-    position: Tensor  # (n,) of the flattened (B, F)
-    is_usable: Tensor  # (n,) bool: all embeddings are finite
-    started: Started
 
 
 class BlockScorer:
@@ -131,7 +122,10 @@ class BlockScorer:
         self.task = task
         self.values = [FrameValues(call) for call in calls]
         self.has_graph = any(call.wants_gradient for call in calls)
-        self._waiting: list[Waiting] = []
+        # Work that was started on frames of blocks; and of each where its results belong: the
+        # call's values, (n,) the position in its flattened (B, F), (n,) whether it is usable.
+        self._started: list[Started] = []
+        self._destinations: list[tuple[FrameValues, Tensor, Tensor]] = []
         groups = calls[0].bank.groups
         self._active = [clips.active for clips in groups]  # (b, S, F) per length
         self._plays = [active.any(-1) for active in self._active]  # (b, S) per length
@@ -175,22 +169,21 @@ class BlockScorer:
             usable = is_usable[k].clone()
             usable[rows] &= finite_outputs & finite_clusters
             function, budget = self.task.functions[measure], call.budget.frames
-            started = start(points, self.task.settings, function, budget)
-            entry = Waiting(self.values[k], position[rows], usable[rows], started)
-            self._waiting.append(entry)
+            self._started.append(start(points, self.task.settings, function, budget))
+            self._destinations.append((self.values[k], position[rows], usable[rows]))
             still_usable.append(usable)
         return still_usable
 
     def write(self) -> None:
         """Write the results of all started work; an accelerator is read once for all."""
-        results = finish([entry.started for entry in self._waiting])
-        for entry, result in zip(self._waiting, results):
+        results = finish(self._started)
+        for (values, position, is_usable), result in zip(self._destinations, results):
             for name, tensor in result.items():
                 if name.endswith("_left_out"):
-                    entry.values.add(name, entry.position, entry.is_usable, tensor)
+                    values.add(name, position, is_usable, tensor)
                 else:
-                    entry.values.write(name, entry.position, tensor)
-        self._waiting = []
+                    values.write(name, position, tensor)
+        self._started, self._destinations = [], []
 
 
 def choose(
@@ -198,11 +191,12 @@ def choose(
     measures: Sequence[str],
     frames: int | None,
     generator: torch.Generator | None,
-) -> list[Chosen]:
-    """Choose the frames of each group: at most ``frames`` in all, drawn without replacement.
+) -> list[tuple[Tensor, Tensor]]:
+    """Choose the frames of each group and those of its pauses: at most ``frames`` in all.
 
-    Frames of pauses are included if any of the measures scores them. Without a generator every call
-    draws the same frames, so that equal calls give equal scores.
+    They are drawn without replacement. Frames of pauses are included if any of the measures scores
+    them. Without a generator every call draws the same frames, so that equal calls give equal
+    scores.
     """
     has_pauses = any(MEASURES[name].in_pauses for name in measures)
     lists = []
@@ -218,7 +212,7 @@ def choose(
         for k, is_drawn_here in enumerate(is_drawn.split(counts)):
             index = is_drawn_here.nonzero().squeeze(-1)
             lists[k] = lists[k][index.to(lists[k].device)]
-    return [Chosen(*lists[k : k + 2]) for k in range(0, len(lists), 2)]
+    return list(zip(lists[::2], lists[1::2]))
 
 
 def frames_of_group(

@@ -15,9 +15,9 @@ from torch_mapss.audio.frames import active_frames
 from torch_mapss.audio.loudness import Meter, k_weighted_energy, metered
 from torch_mapss.core import devices
 from torch_mapss.core.points import Points
-from torch_mapss.distortions import DistortionBank
+from torch_mapss.distortions import DistortionBank, Measured
 from torch_mapss.pipeline.activity import active_sources, frames_of_pauses, frames_to_score
-from torch_mapss.pipeline.bank import CopyRecipe, Encoded, LongClip
+from torch_mapss.pipeline.bank import Encoded, LongClip
 from torch_mapss.pipeline.config import CONTEXT, Config, Grid
 from torch_mapss.pipeline.copies import (
     Copies,
@@ -27,10 +27,10 @@ from torch_mapss.pipeline.copies import (
     by_level,
     copies_of,
     planned_copies,
-    plans,
+    shared_banks,
     sums_of_others,
 )
-from torch_mapss.pipeline.frames import Block, Chosen, ClipFrames, Embeddings
+from torch_mapss.pipeline.frames import Block, ClipFrames, Embeddings
 from torch_mapss.pipeline.inputs import Clips
 from torch_mapss.pipeline.measures import MEASURES
 from torch_mapss.pipeline.memory import Budget
@@ -67,10 +67,10 @@ def measure_long_clip(
         excerpts: see :func:`torch_mapss.pipeline.prepare.prepare`.
     """
     grid = config.grid
-    parts = None
+    scaled_excerpts = None
     if excerpts is not None:  # at the encoder's rate
         scale = clips.waves.shape[-1] / clips.samples
-        parts = [(round(begin * scale), round(end * scale)) for begin, end in excerpts]
+        scaled_excerpts = [(round(begin * scale), round(end * scale)) for begin, end in excerpts]
     meter = metered(clips.waves[0], grid.sample_rate, budget.samples)
     waves = clips.waves * meter.gain(config.loudness).unsqueeze(-1)
     audible_by_source = [
@@ -78,18 +78,23 @@ def measure_long_clip(
         for wave in waves.split(1, 1)
     ]
     audible = torch.cat(audible_by_source, 1)
-    recipes: dict[str, CopyRecipe] = {}
+    measured_by_measure: dict[str, Measured] = {}
+    gains_by_measure: dict[str, Tensor] = {}
     for copies in planned_copies(
         config, budget, measures, waves, audible, clips.items, in_segments=True
     ):
-        gains = copy_gains(copies, waves) if parts is None else gains_in(copies, waves, parts)
-        for name, members in copies.plan.users.items():
+        gains = (
+            copy_gains(copies, waves)
+            if scaled_excerpts is None
+            else gains_in(copies, waves, scaled_excerpts)
+        )
+        for name, members in copies.users.items():
             mask = torch.from_numpy(copies.present[name][..., members]).to(waves.device)
             values = tuple(copies.measured.values[member] for member in members)
-            measured = copies.measured._replace(mask=mask, values=values)
-            recipes[name] = CopyRecipe(measured, gains[..., members])
+            measured_by_measure[name] = copies.measured._replace(mask=mask, values=values)
+            gains_by_measure[name] = gains[..., members]
     others = None
-    if waves.shape[1] > 2 and any(MEASURES[name].others for name in recipes):
+    if waves.shape[1] > 2 and any(MEASURES[name].others for name in gains_by_measure):
         sums = sums_of_others(clips.waves)
         sum_meter = metered(sums[0], grid.sample_rate, budget.samples)
         others = sums * sum_meter.gain(config.loudness).unsqueeze(-1)
@@ -97,8 +102,8 @@ def measure_long_clip(
     active = active_sources(audible, valid)
     scored, pauses = frames_to_score(active), frames_of_pauses(active)
     ranges = None
-    if parts is not None:
-        ranges = frames_inside(grid, parts, audible.shape[-1]).to(waves.device)
+    if scaled_excerpts is not None:
+        ranges = frames_inside(grid, scaled_excerpts, audible.shape[-1]).to(waves.device)
         scored, pauses = (within(frames, ranges) for frames in (scored, pauses))
     return LongClip(
         items=clips.items,
@@ -109,16 +114,17 @@ def measure_long_clip(
         scored=scored,
         pauses=pauses,
         gates=meter.passing_blocks(config.loudness).unsqueeze(0),
-        recipes=recipes,
+        measured=measured_by_measure,
+        gains=gains_by_measure,
         others=others,
         excerpts=ranges,
     )
 
 
-def frames_inside(grid: Grid, parts: Sequence[tuple[int, int]], frames: int) -> Tensor:
+def frames_inside(grid: Grid, excerpts: Sequence[tuple[int, int]], frames: int) -> Tensor:
     """(n, 2) int64: range [first, end) of the frames that lie entirely in each part of a clip."""
     ranges = []
-    for begin, end in parts:
+    for begin, end in excerpts:
         first_frame = -(-begin // grid.hop)
         last_frame = min((end - grid.receptive_field) // grid.hop, frames - 1)
         ranges.append((first_frame, max(first_frame, last_frame + 1)))
@@ -131,7 +137,7 @@ def within(frames: Tensor, ranges: Tensor) -> Tensor:
     return frames[((index >= ranges[:, 0]) & (index < ranges[:, 1])).any(-1)]
 
 
-def gains_in(copies: Copies, waves: Tensor, parts: Sequence[tuple[int, int]]) -> Tensor:
+def gains_in(copies: Copies, waves: Tensor, excerpts: Sequence[tuple[int, int]]) -> Tensor:
     """(1, S, P) gains that bring copies to the level of their references (1, S, T) in the parts.
 
     Like :func:`copy_gains`, but measured only in the parts: each copy gets the K-weighted power
@@ -142,9 +148,9 @@ def gains_in(copies: Copies, waves: Tensor, parts: Sequence[tuple[int, int]]) ->
     power = waves.new_zeros(shape, dtype=torch.float64)
     peak = waves.new_zeros(shape)
     reference_power = waves.new_zeros(*shape[:2], 1, dtype=torch.float64)
-    for begin, end in parts:
+    for begin, end in excerpts:
         reference_power[..., 0] += k_weighted_energy(waves[..., begin:end], rate)
-        piece, left = piece_around(waves, copies.plan.bank, rate, begin, end)
+        piece, left = piece_around(waves, copies.bank, rate, begin, end)
         for rows, copy in copies.made(piece, left):
             index = as_index(rows, waves.device)
             heard = copy[:, begin - left : end - left]
@@ -160,12 +166,12 @@ def copy_gains(copies: Copies, waves: Tensor) -> Tensor:
     """(1, S, P) gains that bring copies of references (1, S, T) to their level; 0 where absent."""
     rate, samples = copies.config.grid.sample_rate, waves.shape[-1]
     meter = Meter(tuple(copies.measured.mask.shape), samples, rate, waves)
-    least = max(1, round(SHORTEST_BLOCK * rate) // meter.hop)
-    step = max(least, copies.budget.samples // PIECES // meter.hop) * meter.hop
+    smallest_step = max(1, round(SHORTEST_BLOCK * rate) // meter.hop)
+    step = max(smallest_step, copies.budget.samples // PIECES // meter.hop) * meter.hop
     for begin in range(0, samples, step):
         end = min(begin + step, samples)
         lead = meter.lead if begin else 0
-        piece, left = piece_around(waves, copies.plan.bank, rate, begin - lead, end)
+        piece, left = piece_around(waves, copies.bank, rate, begin - lead, end)
         for rows, copy in copies.made(piece, left):
             metered = copy[:, begin - lead - left : end - left]
             meter.add(as_index(rows, waves.device), metered, begin)
@@ -211,7 +217,7 @@ class LongClipFrames(ClipFrames):
         self.encoding = encoding
         self.on_segment = on_segment or (lambda done, count: None)
 
-    def blocks(self, chosen: Chosen) -> Iterator[Block]:
+    def blocks(self, scored: Tensor, pauses: Tensor) -> Iterator[Block]:
         """See :class:`ClipFrames`; the frames of a segment come in order."""
         config = self.encoding.config
         ranges = [[0, self.clip.frames]]
@@ -228,10 +234,10 @@ class LongClipFrames(ClipFrames):
         context = round(CONTEXT * config.grid.sample_rate / config.grid.hop)
         frames_at_once = self._frames_at_once(is_local)
         is_pause = torch.zeros(self.clip.frames, dtype=torch.bool, device="cpu")
-        is_chosen = is_pause.clone()
-        is_pause[chosen.pauses[:, 1].cpu()] = True
-        is_chosen[chosen.scored[:, 1].cpu()] = True
-        indices = (is_chosen | is_pause).nonzero().squeeze(-1)
+        is_scored = is_pause.clone()
+        is_pause[pauses[:, 1].cpu()] = True
+        is_scored[scored[:, 1].cpu()] = True
+        indices = (is_scored | is_pause).nonzero().squeeze(-1)
         self.on_segment(0, len(edges))
         for done, (begin, end) in enumerate(edges):
             in_segment = indices[(indices >= begin) & (indices < end)]
@@ -289,11 +295,13 @@ class Span(Block):
         self._clip, self._encoding = clip_frames.clip, clip_frames.encoding
         self._scored_rows = (~is_pause).nonzero().squeeze(-1).to(device)
         grid, samples = self._encoding.config.grid, self._clip.waves.shape[-1]
-        first, last = encoded.start * grid.hop, (encoded.stop - 1) * grid.hop
-        self._length = last - first + grid.receptive_field  # of the samples that are encoded
+        first_sample, last_sample = encoded.start * grid.hop, (encoded.stop - 1) * grid.hop
+        self._length = (
+            last_sample - first_sample + grid.receptive_field
+        )  # of the samples that are encoded
         # Samples after the last frame are for encoders whose window exceeds the receptive field.
-        stop = samples if encoded.stop == self._clip.frames else first + self._length
-        self._samples = slice(first, stop)
+        stop = samples if encoded.stop == self._clip.frames else first_sample + self._length
+        self._samples = slice(first_sample, stop)
         self._frames = frame - encoded.start  # among the encoded frames
         self._outputs = [
             self._embedded_levels(waves_by_measure) for waves_by_measure in clip_frames.estimates
@@ -334,17 +342,17 @@ class Span(Block):
 
     def _make(self, measure: str) -> None:
         """Make and encode the copies for a measure, and for all measures that share them."""
-        config, recipes = self._encoding.config, self._clip.recipes
-        plan = next(plan for plan in plans(config, self.measures) if measure in plan.users)
-        measured = {name: recipes[name].measured for name in plan.users}
-        copies = copies_of(config, self._encoding.budget, plan, measured)
+        config, clip = self._encoding.config, self._clip
+        shared = shared_banks(config, self.measures)
+        bank, users = next((bank, users) for bank, users in shared if measure in users)
+        copies = copies_of(config, self._encoding.budget, bank, users, clip.measured)
         begin, end = self._samples.start, self._samples.stop
         rate = config.grid.sample_rate
-        piece, left = piece_around(self._clip.waves, plan.bank, rate, begin, end)
+        piece, left = piece_around(clip.waves, bank, rate, begin, end)
         inside = slice(begin - left, end - left)
         self._waiting |= copies.encode(
             piece,
-            functools.partial(levelled, inside, recipes[plan.name].gains),
+            functools.partial(levelled, inside, clip.gains[next(iter(users))]),
             functools.partial(self._encoding, frames=self._frames, length=self._length),
             self._references,
             self._others,
