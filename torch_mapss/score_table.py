@@ -44,7 +44,7 @@ class Score:
         return self.frame_field == self.name
 
 
-# : Measures computed only from waveforms, in addition to those of the pipeline.
+#: Measures computed only from waveforms, in addition to those of the pipeline.
 ENERGY_MEASURES = ("si_sdr", "bss")
 
 _SHARE = (0.0, 1.0)
@@ -220,7 +220,7 @@ _ALL = (
 SCORES: dict[str, Score] = {score.name: score for score in _ALL}
 #: Names of the scores that systems are ranked by.
 RANKED = tuple(name for name, score in SCORES.items() if score.ranked)
-# : Names of the scores that frames have.
+#: Names of the scores that frames have.
 FRAME_SCORES = tuple(name for name, score in SCORES.items() if score.has_frames)
 
 

@@ -113,7 +113,7 @@ def test_entries_of_python(corpus):
 TWO_FORMS = {name: ["m0/good/a.wav"] * 2 for name in ("\u00c9quipe", "E\u0301quipe")}
 WRONG = [
     ({"sources": ["a"]}, "sources must be one name per reference"),
-    ({"sources": ["a", "a"]}, "one distinct name per reference"),
+    ({"sources": ["a", "a"]}, "one name per reference, all different"),
     ({"sources": ["a", " "]}, "sources must be one name"),
     ({"sources": "ab"}, "sources must be one name"),
     ({"mixture": 3}, "mixture must be a path, got 3"),

@@ -160,7 +160,7 @@ def _polyphase_filters(
     return sinc * (window * (cutoff / down)), reach
 
 
-# : Plausible sample rates in Hz; a file that states another one is damaged or not audio.
+#: Plausible sample rates in Hz; a file that states another one is damaged or not audio.
 SOURCE_RATES = 4000, 384_000
 
 

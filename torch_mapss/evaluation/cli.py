@@ -1,4 +1,4 @@
-"""The command ``torch-mapss``: one file per command in ``commands``, and what surrounds them all.
+"""The command ``torch-mapss``: parser, start and error handling; ``commands`` has a file for each.
 
 Imports nothing heavy before a command runs, so ``--help`` and wrong usage answer at once.
 """
@@ -24,14 +24,14 @@ COMMANDS = (
     *("score", "evaluate", "compare", "report", "worst", "verify", "listen", "correlate"),
     *("demo", "encoders", "distortions"),
 )
-# Set in the environment, the traceback of an error is printed as well.
+# If set in the environment, the traceback of an error is printed as well.
 DEBUG = "TORCH_MAPSS_DEBUG"
-# Of the OpenMP standard, of GCC's runtime and of LLVM's: any of them is somebody's own choice.
+# Variables of the OpenMP standard, GCC's runtime and LLVM's; if any is set, the user has chosen.
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 class _Parser(argparse.ArgumentParser):
-    """Prints as all of the program does; the parsers of commands are of the same class."""
+    """Parser that prints through ``console``, like the rest of the program; also for commands."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
@@ -45,7 +45,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+    """Build the parser of all commands."""
     from torch_mapss import __version__
 
     parser = _Parser(prog="torch-mapss", description=MEASURES, epilog=CODES)
@@ -63,9 +63,9 @@ def build_parser() -> argparse.ArgumentParser:
 def let_idle_threads_sleep() -> None:
     """Set ``OMP_WAIT_POLICY=passive`` for this process and those it starts, unless it is too late.
 
-    OpenMP's threads wait for their next task in a busy loop. On a machine that has other work this
-    takes processor time from the very threads that are waited for: with two cores under load the
-    same scoring took two to six times as long. The variable is read once, when torch loads.
+    OpenMP's threads wait for their next task in a busy loop. On a busy machine this takes processor
+    time from the very threads that they wait for: with two cores under load, scoring took two to
+    six times as long. The variable is read once, when torch loads.
     """
     if "torch" not in sys.modules and not any(name in os.environ for name in _WAITING):
         os.environ["OMP_WAIT_POLICY"] = "passive"
@@ -74,8 +74,8 @@ def let_idle_threads_sleep() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, whose arguments are ``sys.argv[1:]`` by default.
 
-    What is asked for is done and written before anything is printed, so the exit code, which it
-    returns, is that of the work, whoever reads the output. Wrong usage exits with 2 at once.
+    All work is done and written before anything is printed, so the returned exit code is that of
+    the work, whoever reads the output. Wrong usage exits with 2 at once.
     """
     console.prepare()
     let_idle_threads_sleep()
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with console.short_warnings(getattr(args, "quiet", False)):
                 code = int(args.run(args))
         finally:
-            console.say(end="")  # what libraries have printed
+            console.say(end="")  # flushes what libraries have printed
         return code
     except KeyboardInterrupt as interruption:
         console.complain(" ".join(["interrupted", *map(str, interruption.args)]))
@@ -101,7 +101,7 @@ def _print_error(error: Exception) -> None:
     text = str(error) or type(error).__name__
     if not isinstance(error, ValueError | TypeError | OSError | ImportError | RuntimeError):
         text = f"unexpected {type(error).__name__}: {text}. Set {DEBUG}=1 for the traceback"
-    if getattr(error, "problems", None) is None:  # a list of problems keeps its lines
+    if getattr(error, "problems", None) is None:  # but a list of problems keeps its lines
         text = " ".join(line.strip() for line in text.splitlines())
     shard = Shard()
     with suppress(ValueError):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch_mapss.evaluation.comparison_tables import ComparedScores
     from torch_mapss.evaluation.results import Results
 
-# : Scores with a ceiling that many frames reach -> scores that still tell outputs apart there.
+#: Scores with a ceiling that many frames reach -> scores that still tell outputs apart there.
 TELLS_APART = {"clearance": "SIR (--measures bss) and fidelity"}
 # Lags that differ by more move scores: 2 ms lower PM from 0.98 to 0.94.
 _LEAST_LAG_MS = 2.0

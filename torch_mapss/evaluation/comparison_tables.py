@@ -33,7 +33,7 @@ RANKING_COLUMNS = (
 SOURCE_COLUMNS = ("measure", "source", "system", "n", "mean")
 CONTROL_COLUMNS = ("measure", "system", "n", "mean")
 _APPROXIMATE = f"interval approximate (n < {FEW})"
-# : Weightings of mixtures -> column of ``items.csv`` that holds the weight.
+#: Weightings of mixtures -> column of ``items.csv`` that holds the weight.
 WEIGHTS = {"equal": "given", "duration": "seconds", "sources": "references"}
 _ITEM = ["mixture_id", "system"]
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-# : Seconds between two progress lines if there is no terminal for a bar.
+#: Seconds between two progress lines if there is no terminal for a bar.
 INTERVAL = 30.0
 
 

@@ -1,14 +1,14 @@
-"""Do scores agree with listeners? Scores and ratings -> correlations.
+"""Correlation of scores with listeners' ratings.
 
 For every scenario, question and measure: SRCC and PCC over the systems of a track and source,
-averaged as the paper does, and pooled over all stimuli; intervals, p-values, and what the
-errors of the scores themselves may change (radius and half-width [sec:propagate_ci_to_corr]).
+averaged as in the paper, and pooled over all stimuli; intervals, p-values, and the effect of errors
+in the scores themselves (radius and half-width [sec:propagate_ci_to_corr]).
 
 :func:`correlate` reads a results folder and a file of ratings. :func:`correlate_table` takes any
-table that has both, and is what recipes and pages call: correlations are computed here alone.
+table that has both; recipes and pages call it, so that correlations are computed only here.
 
-Correlations are of *agreement*: a score of which lower is better (bleed) has its sign turned, so
-that +1 means for every score that listeners agree with it.
+Correlations are of *agreement*: the sign of a score for which lower is better (bleed) is flipped,
+so that +1 means agreement with listeners for every score.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ DIFFERENCE_COLUMNS = (
     *("cluster", "clusters", "difference", "low", "high"),
 )
 UNIT_COLUMNS = ("scenario", "question", "track", "source", "measure", "systems", "srcc", "pcc")
-# What a table of stimuli may lack, and what stands there then.
+# Optional columns of a table of stimuli, with their defaults.
 _DEFAULTS = {"scenario": "all", "question": "rating", "source": "", "system": ""}
 _OUTPUT = ["mixture_id", "system", "source_index"]
 
@@ -72,23 +72,23 @@ def correlate(
     """Correlate the scores of a results folder with ratings.
 
     Args:
-        results: folder of ``torch-mapss evaluate``, or what ``load_results`` read of it.
+        results: folder of ``torch-mapss evaluate``, or a result of ``load_results``.
         ratings: CSV file, see :func:`torch_mapss.evaluation.ratings.load_ratings`.
-        columns: names of its columns where they are not the usual ones.
+        columns: names of its columns if they are not the usual ones.
         sources: source of the results -> source of the ratings, where names differ.
-        controls: count hidden references and anchors too.
+        controls: whether to include hidden references and anchors.
         rivals: CSV files of other measures of the same outputs, higher is better: ``mixture_id,
             system, source_index`` and one column per measure.
-        measures: only these, by names of measures and of scores (and of the columns of
-            ``rivals``); all there are by default, but for diagnostics (B, log B).
-        settings: of :class:`CorrelationSettings`, by name.
+        measures: names of measures, scores or columns of ``rivals`` to correlate; all except
+            diagnostics (B, log B) by default.
+        settings: fields of :class:`CorrelationSettings`.
 
     Returns:
         A :class:`Correlation`.
 
     Raises:
-        TypeError: a setting that :class:`CorrelationSettings` lacks.
-        ValueError: files that cannot be read or do not belong together, settings out of range.
+        TypeError: a setting is not in :class:`CorrelationSettings`.
+        ValueError: files cannot be read or do not belong together, or settings are out of range.
     """
     checked = checked_settings(**settings)
     outputs = scored_outputs(results, rivals)
@@ -100,20 +100,20 @@ def correlate(
 def correlate_table(
     table: DataFrame, measures: str | Sequence[str] | None = None, **settings: Any
 ) -> Correlation:
-    """Correlate scores with ratings that stand in one table already.
+    """Correlate scores with ratings in one table.
 
-    The function to call where neither a results folder nor a file of ratings is at hand: it gives
-    the same numbers as :func:`correlate`.
+    Use it without a results folder or a file of ratings; it gives the same numbers as
+    :func:`correlate`.
 
     Args:
-        table: one row per rated output. ``track`` names what outputs are compared within, and
-            ``rating`` is higher for better ones; further columns are scores and other measures,
-            NaN where undefined. Scores of which lower is better are turned, other measures must
-            be higher for better outputs. ``source``, ``system``, ``question`` and ``scenario``
-            may be absent.
+        table: one row per rated output. Outputs are compared within a ``track``, and ``rating`` is
+            higher for better ones; further columns are scores and other measures, NaN where
+            undefined. The sign of scores for which lower is better is flipped; other measures must
+            be higher for better outputs. ``source``, ``system``, ``question`` and ``scenario`` may
+            be absent.
         measures: columns to correlate, or names of measures (families); all but diagnostics by
             default.
-        settings: of :class:`CorrelationSettings`, by name; ``cluster`` is a column of the table.
+        settings: fields of :class:`CorrelationSettings`; ``cluster`` is a column of the table.
 
     Returns:
         A :class:`Correlation`. Its ``rows`` have the mean over tracks with interval and p for
@@ -151,7 +151,7 @@ def correlate_table(
 
 
 def checked_settings(**settings: Any) -> CorrelationSettings:
-    """Settings by name; TypeError and ValueError as :func:`correlate_table` says."""
+    """Check settings; TypeError and ValueError as in :func:`correlate_table`."""
     unknown = sorted({*settings} - {*CorrelationSettings._fields})
     if unknown:
         raise TypeError(
@@ -171,7 +171,7 @@ def checked_settings(**settings: Any) -> CorrelationSettings:
 def scored_outputs(
     results: Results | str | os.PathLike[str], rivals: Sequence[str | os.PathLike[str]] = ()
 ) -> DataFrame:
-    """The outputs of a results folder, with the scores of other measures.
+    """Outputs of a results folder, with other measures added.
 
     Returns:
         ``track``, ``system``, ``source``, all scores and their ``_radius`` and ``_tail``.
@@ -201,7 +201,7 @@ def scored_outputs(
 
 
 def _rival_scores(path: str | os.PathLike[str]) -> DataFrame:
-    """The columns of numbers in a table of other measures, by output."""
+    """Numeric columns in a table of other measures, by output."""
     content = "a table of other measures"
     texts = read_csv_table(path, _OUTPUT, content=content)
     with_digits = [name for name in texts if texts[name].str.contains(r"\d").any()]
@@ -211,7 +211,7 @@ def _rival_scores(path: str | os.PathLike[str]) -> DataFrame:
 
 
 def _output_keys(table: DataFrame) -> list[str]:
-    """What names the outputs of a table, as one text each."""
+    """Key of each output in a table, as one text."""
     texts = table[_OUTPUT].astype(str)
     names = texts.apply(lambda column: column.str.strip().map(io.same_name))
     return names.agg("\n".join, axis=1).tolist()
@@ -222,7 +222,7 @@ def correlate_stimuli(
     measures: str | Sequence[str] | None = None,
     settings: CorrelationSettings | None = None,
 ) -> Correlation:
-    """Correlations of stimuli that :func:`torch_mapss.evaluation.ratings.join` gave their scores.
+    """Correlations for the stimuli that :func:`torch_mapss.evaluation.ratings.join` returns.
 
     Raises:
         ValueError: a measure that no stimulus has.
@@ -230,7 +230,7 @@ def correlate_stimuli(
     from pandas import DataFrame
 
     settings = settings or CorrelationSettings()
-    stimuli = joined.table.replace([np.inf, -np.inf], np.nan)  # as the logarithm of 0
+    stimuli = joined.table.replace([np.inf, -np.inf], np.nan)  # such as the logarithm of 0
     names = _measures_of(stimuli, measures)
     oriented = _oriented(stimuli, names)
     rows, differences, units = [], [], []
@@ -256,7 +256,7 @@ def correlate_stimuli(
 
 
 def _measures_of(stimuli: DataFrame, measures: str | Sequence[str] | None) -> list[str]:
-    """Columns to correlate: those asked for, or every score and other measure but diagnostics."""
+    """Columns to correlate: those asked for, or all scores and measures except diagnostics."""
     bounds = {f"{name}_{suffix}" for name in stimuli for suffix in ("radius", "tail")}
     described = {*KEYS, "is_system", "rating", "cluster", *SCORES, *bounds}
     numeric = stimuli.select_dtypes("number").columns
@@ -268,7 +268,7 @@ def _measures_of(stimuli: DataFrame, measures: str | Sequence[str] | None) -> li
 
 
 def _oriented(stimuli: DataFrame, names: Sequence[str]) -> DataFrame:
-    """Stimuli whose every measure is higher for better ones."""
+    """Stimuli with every measure oriented so that higher is better."""
     return stimuli.assign(**{name: -stimuli[name] for name in names if is_turned(name)})
 
 
@@ -288,7 +288,7 @@ def correlated(
         rows[name] |= {"sources": counted.groupby(["track", "source"]).ngroups}
         rows[name] |= _error_columns(counted, name, settings)
     differences = []
-    # Two measures are mostly compared on the stimuli that each has alone.
+    # Two measures are mostly compared on the same stimuli that each has alone.
     correlations: dict[Any, stats.SampledCorrelation] = {}
     same_clusters = defaultdict(list)  # intervals over the same clusters are made at once
     for method, key in itertools.product(METHODS, keys):
@@ -330,8 +330,8 @@ def _add_intervals(waiting: Sequence[Any], settings: CorrelationSettings) -> Non
     """Fill in the intervals of rows over the same clusters.
 
     Args:
-        waiting: row, names of its two ends, correlations (the second is subtracted).
-        settings: of the bootstrap.
+        waiting: row, names of its two ends, and correlations (the second is subtracted).
+        settings: settings of the bootstrap.
     """
     lows, highs = stats.intervals([terms for *_, terms in waiting], settings)
     for (row, names, _), low, high in zip(waiting, lows, highs):
@@ -353,9 +353,9 @@ def _unit_rows(stimuli: DataFrame, name: str) -> Iterator[dict[str, Any]]:
 def _error_columns(
     stimuli: DataFrame, name: str, settings: CorrelationSettings
 ) -> dict[str, float]:
-    """What the errors of the scores may change in SRCC and PCC [sec:propagate_ci_to_corr].
+    """Effect of errors in the scores on SRCC and PCC [sec:propagate_ci_to_corr].
 
-    Radius and half-width of each, over units; none where a score has no bounds.
+    Radius and half-width of each, over units; none if the score has no bounds.
     """
     columns = [name, f"{name}_radius", f"{name}_tail", "rating"]
     table = stimuli.reindex(columns=columns).to_numpy(float)

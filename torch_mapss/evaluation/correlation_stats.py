@@ -2,14 +2,14 @@
 
 *Per track*: the correlation over the systems of one track and source [eq:ps_pcc_i], [eq:srcc_ps],
 averaged over tracks and sources [eq:ps_pcc]. *Pooled*: one correlation over all stimuli, which also
-counts that some tracks sound better than others, and compares scores between tracks.
+reflects that some tracks sound better than others, and compares scores between tracks.
 
-*Intervals* are BCa bootstrap intervals over clusters of stimuli that share something: tracks by
-default; or talkers, conditions, systems. Where a track has stimuli of several clusters, its
-correlation is computed anew in every sample. *p-values* are of permutations: of the ratings within
-a track and source, or pooled of all.
+*Intervals* are BCa bootstrap intervals over clusters of related stimuli: tracks by default, or
+talkers, conditions, systems. If a track has stimuli of several clusters, its correlation is
+computed anew in every sample. *p-values* are from permutations of the ratings within a track and
+source, or, pooled, of all ratings.
 
-Ranks are average ranks; numbers equal but for rounding are tied
+Ranks are average ranks; numbers that differ only by rounding are tied
 (:func:`~torch_mapss.evaluation.significance.merge_ties`).
 
 Here `stimuli` is a table of one question and scenario: ``unit`` (index of the track and source),
@@ -42,24 +42,25 @@ _Array = NDArray[Any]
 
 
 class CorrelationSettings(NamedTuple):
-    """How correlations are computed."""
+    """Settings of correlations."""
 
     confidence: float = 0.95  # of intervals and half-widths, in (0, 1)
-    draws: int = 2000  # of bootstrap and permutations; p is at least 1/(draws + 1). 0: none
-    seed: int = 0  # of both
+    draws: int = 2000  # number for bootstrap and permutations; p is at least 1/(draws + 1). 0: none
+    seed: int = 0  # seed of both
     convention: str = "derived"  # of radius and half-width, or "paper": as printed
     source_correlation: float = 0.0  # ρ_l in [-1, 1] of [eq:scenario_halfwidth_pcc]
-    # What intervals resample: a column of the ratings, e.g. track, system, talker or condition.
+    # Unit that intervals resample: a column of the ratings, e.g. track, system, talker or
+    # condition.
     cluster: str = "track"
 
 
 def usable_stimuli(
     stimuli: DataFrame, measures: Sequence[str], pooling: str
 ) -> tuple[DataFrame, list[str]]:
-    """The stimuli that count for all of these measures, and why others do not.
+    """Stimuli that count for all of the measures, and the reasons why others do not.
 
-    A stimulus needs all scores. Per track, only units with enough systems whose scores and ratings
-    vary count; pooled, all stimuli are one unit.
+    A stimulus needs all scores. Per track, a unit counts only with enough systems, and if scores
+    and ratings vary; pooled, all stimuli are one unit.
     """
     pooled = pooling == "pooled"
     fewest, counted = (2, "stimuli") if pooled else (LEAST_SYSTEMS, "systems")
@@ -83,7 +84,7 @@ def correlation(x: _Array, m: _Array, method: str, times: _Array | None = None) 
     """PCC or SRCC of two (n,) vectors whose elements occur ``times`` (R, n) times each.
 
     Returns:
-        (R,); NaN where one of the two does not vary. Memory linear in n.
+        (R,); NaN if one of the two does not vary. Memory is linear in n.
     """
     times = np.ones((1, len(x))) if times is None else times
     x, m = merge_ties(x), merge_ties(m)
@@ -109,7 +110,7 @@ def _ranks(x: _Array, times: _Array) -> _Array:
 
 
 def _varies(x: _Array, times: _Array) -> _Array:
-    """(R,) whether the values of (n,) that occur are not all the same."""
+    """(R,) bool, whether those of the (n,) values that occur differ."""
     present = times > 0.0
     return np.where(present, x, -np.inf).max(-1) > np.where(present, x, np.inf).min(-1)
 
@@ -127,11 +128,11 @@ class SampledCorrelation:
         self._values = np.array([correlation(x, m, method)[0] for x, m, _ in self.units])
         #: The correlation itself, NaN where it is undefined.
         self.value = float(self._values.mean()) if self.units else math.nan
-        # A unit within one cluster is drawn as a whole, and its correlation stays what it is.
+        # A unit within one cluster is drawn as a whole, so its correlation does not change.
         self._undivided = all(np.ptp(clusters) == 0 for *_, clusters in self.units)
 
     def sampled(self, times: _Array) -> _Array:
-        """(R,) the correlation where cluster k occurs ``times[:, k]`` times, of (R, clusters)."""
+        """Correlations (R,) if cluster k occurs ``times[:, k]`` times; ``times``: (R, clusters)."""
         if self._undivided:
             weights = times[:, [clusters[0] for *_, clusters in self.units]]
             return weights @ self._values / weights.sum(-1)
@@ -142,7 +143,7 @@ class SampledCorrelation:
 def intervals(
     terms_of_rows: Sequence[Sequence[SampledCorrelation]], settings: CorrelationSettings
 ) -> tuple[_Array, _Array]:
-    """(K,) ends of intervals over the same clusters.
+    """Ends (K,) of intervals over the same clusters.
 
     Args:
         terms_of_rows: K rows of one correlation, or of two of which the second is subtracted.
@@ -165,7 +166,7 @@ def intervals(
 def permutation_p(sampled: SampledCorrelation, *, draws: int = 2000, seed: int = 0) -> float:
     """Two-sided p-value of no association: the share of permutations at least as extreme.
 
-    The identity counts as one of them, so that p is never 0: its least value is 1/(draws + 1).
+    The identity counts as one of them, so that p is at least 1/(draws + 1).
     """
     if draws < 1 or math.isnan(sampled.value):
         return math.nan
@@ -183,7 +184,7 @@ def permutation_p(sampled: SampledCorrelation, *, draws: int = 2000, seed: int =
 
 
 def _standardised(values: _Array, method: str) -> _Array:
-    """Values (or their ranks), centred and of length 1: their products are correlations."""
+    """Values (or their ranks), centred and of length 1, so that their products are correlations."""
     if method == "srcc":
         (values,) = _ranks(merge_ties(values), np.ones((1, len(values))))
     values = values - values.mean()

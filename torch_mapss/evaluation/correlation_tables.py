@@ -1,4 +1,4 @@
-"""What a correlation with ratings shows: tables as text, Markdown and LaTeX, and scatter plots."""
+"""Output of correlations with ratings: tables as text, Markdown and LaTeX, and scatter plots."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-# Scores that reach so many times their median are drawn on a logarithmic axis.
+# Scores that exceed this multiple of their median are drawn on a logarithmic axis.
 _WIDE = 30.0
 # A legend names up to this many tracks.
 _MOST_TRACKS = 16
@@ -70,7 +70,7 @@ class Correlation:
         return Page("", tables, [f"{note}." for note in (*self._reading(), *notes)])
 
     def _tables(self, title: str, rows: DataFrame) -> list[Table]:
-        """Correlations of one scenario and question, and what errors of the scores change."""
+        """Tables of one scenario and question: correlations, and the effect of errors in scores."""
         lines, errors = [], []
         pooled_rows = rows[rows["pooling"] == "pooled"].set_index("measure")
         for row in rows[rows["pooling"] == "per_track"].to_dict("records"):
@@ -85,7 +85,7 @@ class Correlation:
         return [table, Table(_ERRORS, errors)] if errors else [table]
 
     def _reasons(self, title: str, rows: DataFrame) -> list[str]:
-        """Why numbers are missing or approximate, and for which measures."""
+        """Notes on missing or approximate numbers, with their measures."""
         places_by_reason: dict[str, list[str]] = {}
         with_reason = rows[rows["reason"] != ""]
         for measure, pooling, text in with_reason[["measure", "pooling", "reason"]].to_numpy():
@@ -99,7 +99,7 @@ class Correlation:
         return notes
 
     def _reading(self) -> list[str]:
-        """How the numbers are read."""
+        """Notes on how to read the numbers."""
         units = {"track": "tracks", "source": "sources", "system": "systems"}
         cluster = self.settings.cluster
         notes = [
@@ -203,7 +203,7 @@ class Correlation:
         figure.legend(handles, names, **placing)
 
     def _latex(self, question: str) -> str:
-        """As the paper lays it out; by hand, since pandas needs another package for it."""
+        """LaTeX table in the paper's layout; by hand, since pandas needs another package for it."""
         rows = self._rows_of(question)
         scenarios = [*rows["scenario"].unique()]
         heads = [rf"\multicolumn{{2}}{{c}}{{{_tex(name)}}}" for name in scenarios]
@@ -249,7 +249,7 @@ class Correlation:
 
 
 def is_turned(name: str) -> bool:
-    """Whether lower is better in a measure, so that correlations turn its sign."""
+    """Whether lower is better for a measure, so that correlations flip its sign."""
     return name in SCORES and not SCORES[name].higher_is_better
 
 
@@ -260,7 +260,7 @@ def _title(scenario: str, text: str) -> str:
 def _number(value: float) -> str:
     if math.isnan(value):
         return "–"
-    # Printed half-widths have no limit: of scores that hardly differ they reach any size.
+    # Printed half-widths have no limit: for scores that hardly differ they can be huge.
     return f"{value:.3f}" if abs(value) < 10.0 else f"{value:.0e}"
 
 

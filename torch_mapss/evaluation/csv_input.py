@@ -1,4 +1,4 @@
-"""Tables of other people's: CSV files, also those that a spreadsheet program has saved again."""
+"""Reading of CSV files from other people, including those saved again by a spreadsheet."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STATED = re.compile(rf'"?sep=([{_SEPARATORS}])"?\r?\n', re.IGNORECASE)
 
 
 class TableError(ValueError):
-    """A file is not the table that it should be; says which file, where and why."""
+    """A file is not the expected table; the message names file, line and reason."""
 
 
 def read_csv_table(
@@ -38,18 +38,19 @@ def read_csv_table(
     separated by commas.
 
     Args:
-        path: of the file.
-        required: columns that must be there.
-        numbers: columns of float64, NaN where blank or "nan"; all others are text.
-        content: what the file should be, for messages.
+        path: path of the file.
+        required: required columns.
+        numbers: columns to read as float64, NaN where blank or "nan"; all others are text.
+        content: description of the file, for messages.
 
     Returns:
-        A row per line, blank lines left out; its index ("line") is the number of the row as a
-        spreadsheet counts it, the header's being 1, for messages about values.
+        One row per line, without blank lines. The index ("line") is the row number as in a
+        spreadsheet, where the header is row 1, for messages about values.
 
     Raises:
-        FileNotFoundError: no such file.
-        TableError: a ValueError; it cannot be read so. Names the file, line and cause.
+        FileNotFoundError: the file does not exist.
+        TableError: it cannot be read as such a table (a ValueError); names the file, line and
+            cause.
     """
     try:
         text = _decoded(path)
@@ -84,7 +85,7 @@ def _decoded(path: str | os.PathLike[str]) -> str:
 
 
 def _separator(text: str, required: Sequence[str]) -> str:
-    """The sign that gives the header most of the required names, then most cells."""
+    """Separator that yields the most required names in the header, then the most cells."""
     lines = (line for line in text.splitlines() if line.strip(_SEPARATORS + " "))
     header = next(lines, "")
 
@@ -96,7 +97,7 @@ def _separator(text: str, required: Sequence[str]) -> str:
 
 
 def _cells(text: str, separator: str, first_line: int) -> DataFrame:
-    """All rows with content as text, numbered as a spreadsheet does from ``first_line``."""
+    """All non-empty rows as text, numbered like a spreadsheet's from ``first_line``."""
     import pandas
 
     most_cells = max((line.count(separator) for line in text.splitlines()), default=0) + 1
@@ -124,7 +125,7 @@ def _cells(text: str, separator: str, first_line: int) -> DataFrame:
 
 
 def _with_header(cells: DataFrame, required: Sequence[str]) -> DataFrame:
-    """Rows under the names of the first one; columns without a name are left out."""
+    """Rows with the first one as header; columns without a name are left out."""
     if cells.empty:
         raise TableError("is empty")
     header = cells.iloc[0].str.strip()

@@ -1,8 +1,8 @@
 """A made-up separation of two voices, scored offline in seconds.
 
 The two clips come with the package (``recipes/make_demo_voices.py`` made them with a speech
-synthesiser). Estimates of three grades are made here: the other voice leaks in more and more, and
-the phases of the spectrogram are shaken more and more, a distortion that the bank does not hold.
+synthesiser). Estimates of three grades are made here, with increasing leakage of the other voice
+and increasing random phase shifts in the spectrogram, a distortion that the banks do not contain.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _CLIPS = ("voice_low.flac", "voice_high.flac")
 
 
 class Grade(NamedTuple):
-    """How bad a made-up estimate is."""
+    """Grade of a made-up estimate."""
 
     name: str
     leakage_db: float  # level of the other voice
-    shake: float  # phases move by up to so many half turns
+    shake: float  # largest phase shift in half turns
 
 
 GRADES = (Grade("good", -30.0, 0.15), Grade("fair", -20.0, 0.45), Grade("poor", -8.0, 0.8))
@@ -56,7 +56,7 @@ def separated(references: Tensor, grade: Grade) -> Tensor:
 
 
 def shaken(waves: Tensor, amount: float, seed: int = 0) -> Tensor:
-    """``waves`` (S, T) with every phase of the spectrogram moved by up to ``amount`` * π."""
+    """Shift all phases in the spectrogram of ``waves`` (S, T) by up to ``amount`` * π."""
     size, hop = 512, 128
     window = torch.hann_window(size)
     spectrum = torch.stft(waves, size, hop, window=window, return_complex=True)
@@ -81,14 +81,14 @@ def run(folder: str | os.PathLike[str], encoder: str = "mel") -> str:
     for grade in GRADES:
         waves = separated(references, grade)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the poor grade, which is meant to be poor
+            warnings.simplefilter("ignore")  # about the poor grade, which is meant to be poor
             reports.append(evaluate(estimates=waves, **signals))
         reports[-1].save(os.path.join(folder, "results"), system=grade.name)
         sounds |= _named(grade.name, waves)
     graded = zip(GRADES, reports)
     rows = [{"grade": grade.name, **row} for grade, report in graded for row in report.table()]
     io.write_table(os.path.join(folder, "scores.csv"), rows)
-    for name, wave in sounds.items():  # all at one level
+    for name, wave in sounds.items():  # all at the same level
         path = os.path.join(audio_folder, f"{name.replace(' ', '_')}.wav")
         io.write_wave(path, (0.5 * wave).clamp(-1.0, 1.0), rate, "PCM_16")
     words = text(reports)

@@ -24,7 +24,7 @@ from torch_mapss.evaluation.io import listed
 if TYPE_CHECKING:
     from torch_mapss.pipeline.config import Grid
 
-# : Longest lag to search for, and longest lag that ``align="shift"`` removes, in seconds.
+#: Longest lag to search for, and longest lag that ``align="shift"`` removes, in seconds.
 LAG_SEARCH_S, LAG_LIMIT_S = 1.0, 0.5
 # Smallest peak of the cross-correlation that counts. Estimates of rated separators reach 0.36 or
 # more with their reference, unrelated signals about 0.1.

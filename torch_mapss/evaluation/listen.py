@@ -1,11 +1,12 @@
-"""A listening test of what was scored: stimuli that span the measures, for webMUSHRA.
+"""Listening tests with the scored outputs, for webMUSHRA: stimuli that span the scores.
 
 A *page* is one source of one mixture: its reference (open and hidden), the systems' estimates of
 it, and an anchor that webMUSHRA makes (3.5 kHz low-pass). Pages are chosen so that their stimuli
-fill a grid of two measures, both by rank over the whole set, as evenly as they can: correlations
-need ratings over the whole range. Sounds have one loudness (ITU-R BS.1770), all of a page lower by
-the same gain if a peak would not fit. Every page's id begins with the *mark* of the test, a hash of
-its key and sounds. See ``recipes/guide/listening.md`` and https://github.com/audiolabs/webMUSHRA.
+fill a grid of two scores, both by rank over the whole set, as evenly as possible, because
+correlations need ratings over the whole range. All sounds have the same loudness (ITU-R BS.1770);
+if a peak would clip, the whole page is lowered by the same gain. Every page's id begins with the
+*mark* of the test, a hash of its key and sounds. See ``recipes/guide/listening.md`` and
+https://github.com/audiolabs/webMUSHRA.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from torch_mapss.evaluation.listen_ratings import mark_of, read_key
 from torch_mapss.evaluation.results import Results, records
 from torch_mapss.evaluation.worst import frame_curves
 
-#: Measures that a test may span: the first two of one line that the results have.
+#: Scores that a test may span: those of the first line of which the results have two.
 SPANNED = (("clearance", "fidelity"), ("ps", "log_pm"))
-#: Questions that can be put to listeners, as the measures divide them.
+#: Questions for listeners, divided like the scores.
 QUESTIONS = {
     "quality": "Rate the basic audio quality of each sound against the reference: 100 = no "
     "difference can be heard. Other sources that are still there count as well.",
@@ -46,41 +47,41 @@ QUESTIONS = {
 }
 #: Name of the test, of its folder in webMUSHRA's ``configs`` and in its results.
 TEST_ID = "mapss"
-# Measures of the sounds in the key, where the results have them.
+# Scores of the sounds in the key, if the results have them.
 _KEY_MEASURES = [name for pair in SPANNED for name in pair]
 _KEY_COLUMNS = (
     *("page", "condition", "mixture_id", "source", "system", "role", *_KEY_MEASURES),
     *("start_s", "end_s", "loudness_lufs", "file", "test_id"),
 )
-_GRID = 4  # cells of the grid, each way
-_MOST = 8  # systems on a page; more are drawn from
+_GRID = 4  # cells of the grid per axis
+_MOST = 8  # systems on a page, drawn at random if there are more
 _LOUDNESS = -23.0  # LUFS
-# One cannot keep longer sounds apart (BS.1534 advises about 10 s, at most 12).
+# Listeners cannot compare longer sounds (BS.1534 advises about 10 s, at most 12).
 _LONG_S = 12.0
 
 Row = dict[str, Any]
 
 
 def spanned(results: Results) -> list[str]:
-    """The measures that the stimuli of a test span: two, or one where there is no other."""
+    """Scores that the stimuli of a test span: two, or one if there is no other."""
     have = results.measures
     return next((list(pair) for pair in SPANNED if {*pair} <= {*have}), list(have[:2]))
 
 
 def choose(results: Results, count: int = 12, *, seed: int = 0) -> list[list[Row]]:
-    """The pages of a test: at every step the one whose stimuli lie in the emptiest cells.
+    """Choose the pages of a test: at every step the one whose stimuli lie in the emptiest cells.
 
     Args:
-        results: that have scored frames.
-        count: pages wanted; fewer where the set has fewer.
-        seed: of the choice among equals.
+        results: results with scored frames.
+        count: number of pages; fewer if the set has fewer.
+        seed: seed for choosing among equals.
 
     Returns:
-        The rows of scores.csv that are rated together, page by page; none whose file is the
-        reference, which webMUSHRA adds itself.
+        The rows of scores.csv that are rated together, page by page, without those whose file is
+        the reference, which webMUSHRA adds itself.
 
     Raises:
-        ValueError: a count below 1, or nothing that is scored.
+        ValueError: the count is below 1, or nothing is scored.
     """
     count = check_whole(count, "count", 1)
     scored = results.scores[results.scores["status"] == "ok"]
@@ -110,7 +111,7 @@ def choose(results: Results, count: int = 12, *, seed: int = 0) -> list[list[Row
 
 
 def _gain(rows: Sequence[Row], filled: Counter[tuple[int, ...]]) -> float:
-    """What a page adds: a stimulus gains half with every one that its cell holds already."""
+    """Gain from adding a page: a stimulus counts half for each one already in its cell."""
     counts, gain = filled.copy(), 0.0
     for row in rows:
         gain += 0.5 ** counts[row["cell"]]
@@ -132,19 +133,19 @@ def write_test(
     ``?config=mapss/QUESTION.yaml``.
 
     Args:
-        results: that the pages were chosen from.
-        pages: of :func:`choose`.
+        results: results that the pages were chosen from.
+        pages: result of :func:`choose`.
         out: folder, made if need be. The same test may be written again.
-        seconds: cut longer sounds to so much, where most frames are scored; whole by default. The
-            scores in the key are then means over the frames of the excerpt.
-        seed: of the order of conditions.
+        seconds: length to cut longer sounds to, where most frames are scored; whole by default. The
+            scores in the key are then those of the excerpt's frames.
+        seed: seed of the order of conditions.
 
     Returns:
         The key and the configurations.
 
     Raises:
-        ValueError: a folder that holds another test.
-        FileNotFoundError: audio that is gone. Nothing is written then, as after every error.
+        ValueError: the folder holds another test.
+        FileNotFoundError: audio is missing. After any error nothing is written.
     """
     results.check_audio(path for rows in pages for path in _paths(results, rows))
     out, names = os.fspath(out), ["stimuli.csv", *(f"{question}.yaml" for question in QUESTIONS)]
@@ -180,7 +181,7 @@ def write_test(
 
 
 def _mark(folder: str, key: Sequence[Row]) -> str:
-    """Eight digits that tell this test from every other one: of its key, and of its sounds."""
+    """Mark of a test: an eight-digit hash of its key and its sounds."""
     names = ("page", "condition", "mixture_id", "source", "system")
     content = [[*map(row.get, names), io.sha256(os.path.join(folder, row["file"]))] for row in key]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:8]
@@ -194,7 +195,7 @@ def _paths(results: Results, rows: Sequence[Row]) -> list[str]:
 def _write_page(
     results: Results, rows: Sequence[Row], name: str, folder: str, seconds: float | None
 ) -> list[Row]:
-    """Write the sounds of a page; its rows of the key, the reference first."""
+    """Write the sounds of a page; returns its rows of the key, reference first."""
     waves, rate = sounds.read_together(_paths(results, rows))
     key: list[Row] = [{"condition": "reference", "system": "reference", "role": "hidden_reference"}]
     for number, row in enumerate(rows, 1):
@@ -229,7 +230,7 @@ def _write_page(
 
 
 def _excerpt_begin(times: Any, scores: Any, length: float, seconds: float) -> float:
-    """The second at which an excerpt begins that has most frames scored."""
+    """Start, in seconds, of the excerpt with the most scored frames."""
     begins = np.arange(0.0, length - seconds + 1e-9, 0.1)
     counts = np.concatenate([[0], np.cumsum(np.isfinite(scores))])
     begin_frames, end_frames = (np.searchsorted(times, begins + s) for s in (0.0, seconds))
@@ -237,7 +238,7 @@ def _excerpt_begin(times: Any, scores: Any, length: float, seconds: float) -> fl
 
 
 def _pooled(measure: str, values: NDArray[np.float64]) -> float:
-    """Frame scores of an excerpt, pooled as utterances are; NaN where none is scored."""
+    """Pool the frame scores of an excerpt like those of an utterance; NaN if none is scored."""
     frames = torch.from_numpy(values)
     scored = frames.isfinite()
     if measure == "fidelity":
@@ -246,7 +247,7 @@ def _pooled(measure: str, values: NDArray[np.float64]) -> float:
 
 
 def _configuration(key: Sequence[Row], question: str) -> str:
-    """What webMUSHRA reads. Its parser (yamljs) does not read the nested lists of PyYAML."""
+    """Configuration for webMUSHRA, whose parser (yamljs) cannot read PyYAML's nested lists."""
     assets = resources.files("torch_mapss") / "assets"
     files = (assets / f"{name}.yaml" for name in ("webmushra", "webmushra_page"))
     test_template, page_template = (Template(file.read_text("utf-8")) for file in files)

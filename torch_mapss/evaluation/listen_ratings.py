@@ -1,9 +1,9 @@
-"""What listeners said: webMUSHRA's results, with the key of the test, as a table of ratings.
+"""Conversion of webMUSHRA's results, with the key of the test, to a table of ratings.
 
 One row of :data:`RATING_COLUMNS` per stimulus and question, over listeners, higher is better, as
 ``torch-mapss correlate`` reads it. ``track`` is the ``mixture_id``. ``mean_norm`` and
-``median_norm`` are of ratings that were brought to 0..100 on every page of every listener first:
-people use the scale differently.
+``median_norm`` use ratings that were first stretched to 0..100 on every page of every listener,
+since people use the scale differently.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ RATING_COLUMNS = (
     *("std", "median_rating", "mean_norm", "median_norm"),
 )
 LISTENER_COLUMNS = ("question", "track", "source", "system", "listener", "rating", "norm")
-# Sounds that webMUSHRA makes, which the key lacks, and their roles.
+# Sounds that webMUSHRA adds, which the key lacks, and their roles.
 _ANCHORS = {"anchor35": "anchor_35", "anchor70": "anchor_70"}
 _CELL = ["session_test_id", "trial_id", "rating_stimulus"]  # test, page and condition
-# Columns of a rating; the others are the form that the listener filled in.
+# Columns of a rating; all others belong to the form that the listener filled in.
 _OF_A_RATING = (*_CELL, "rating_score", "rating_time", "rating_comment", "session_uuid")
 
 
 def read_ratings(paths: Sequence[str | os.PathLike[str]]) -> DataFrame:
     """Read the files ``mushra.csv`` that webMUSHRA wrote.
 
-    A listener is a ``session_uuid``; without that column, all columns of the participant's form
-    together, and a condition of a page that comes again under them is another listener's.
+    A listener is identified by ``session_uuid``; without that column, by all columns of the
+    participant's form together, and a repeated condition of a page then counts as another
+    listener's.
 
     Returns:
         One row per rating: ``question``, ``page``, ``condition``, ``listener``, ``score``.
 
     Warns:
-        UserWarning: listeners that gave the same answers in the form, or sessions that rated a
-            page again.
+        UserWarning: listeners gave the same answers in the form, or sessions rated a page again.
 
     Raises:
-        ValueError: a file that cannot be read, without the columns, or with a rating that is no
-            number from 0 to 100; names the line.
+        ValueError: a file cannot be read, lacks columns, or has a rating that is not a number from
+            0 to 100; names the line.
     """
     import pandas
 
@@ -63,7 +63,7 @@ def read_ratings(paths: Sequence[str | os.PathLike[str]]) -> DataFrame:
 
 
 def _read_file(path: str | os.PathLike[str]) -> DataFrame:
-    """The ratings of a file, with ``uuid`` and answers in the ``form``, empty where there are none.
+    """Ratings of a file, with ``uuid`` and the answers in the ``form``, empty where missing.
 
     Raises:
         ValueError: as :func:`read_ratings`.
@@ -83,7 +83,7 @@ def _read_file(path: str | os.PathLike[str]) -> DataFrame:
 
 
 def _listeners(ratings: DataFrame) -> Series:
-    """Who gave each rating."""
+    """Listener of each rating."""
     has_uuid, has_form = ratings["uuid"] != "", ratings["form"] != ""
     answers = ratings["form"].where(has_form, ratings["file"])
     listeners = ratings["uuid"].where(has_uuid, answers)
@@ -94,7 +94,7 @@ def _listeners(ratings: DataFrame) -> Series:
             f"{repeated} ratings were given again by the same session_uuid; a listener counts "
             "once, with the mean."
         )
-    another = ~has_uuid & (number > 1)  # the same answers: somebody else's session
+    another = ~has_uuid & (number > 1)  # the same answers in somebody else's session
     listeners = listeners.mask(another, listeners + " (" + number.astype(str) + ")")
     same_form = ratings.assign(listener=listeners)[another & has_form]
     same_form = same_form.drop_duplicates("listener")
@@ -108,7 +108,7 @@ def _listeners(ratings: DataFrame) -> Series:
 
 
 def read_key(path: str | os.PathLike[str]) -> DataFrame:
-    """The rows of ``stimuli.csv``, the key of a test.
+    """Read ``stimuli.csv``, the key of a test.
 
     Raises:
         FileNotFoundError, ValueError: as :func:`torch_mapss.evaluation.csv_input.read_csv_table`.
@@ -122,18 +122,18 @@ def read_key(path: str | os.PathLike[str]) -> DataFrame:
 
 
 def mark_of(key: DataFrame) -> str:
-    """The mark of a test, with which the ids of its pages begin; empty: made without one."""
+    """Mark of a test, with which the ids of its pages begin; "" if it has none."""
     return str(key["page"].iloc[0]).rpartition("-")[0]
 
 
 def rating_tables(ratings: DataFrame, key: DataFrame) -> tuple[DataFrame, DataFrame]:
-    """What :func:`read_ratings` read, per stimulus and per listener, named by the key of the test.
+    """Tables of ratings per stimulus and per listener, with names from the key of the test.
 
     Returns:
         Tables of :data:`RATING_COLUMNS` and of :data:`LISTENER_COLUMNS`.
 
     Raises:
-        ValueError: ratings of another test, or a page or condition that is not in the key.
+        ValueError: the ratings are of another test, or a page or condition is not in the key.
     """
     import pandas
 

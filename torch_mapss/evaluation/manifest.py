@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch_mapss.evaluation import io
 
-# : Prefix of the names of hidden references and anchors.
+#: Prefix of the names of hidden references and anchors.
 CONTROL = "control:"
 
 
@@ -242,7 +242,7 @@ def _problems(entry: Any, where: str) -> Iterator[str]:
         ("references", count > 0, "a list of at least two paths"),
         ("systems", isinstance(systems, dict), "an object of name: list of paths"),
         ("mixture", mixture is None or _is_path(mixture), "a path"),
-        ("sources", sources is None or named, "one distinct name per reference"),
+        ("sources", sources is None or named, "one name per reference, all different"),
     ):
         if not right:
             got = short(entry[key]) if key in entry else "nothing"

@@ -64,7 +64,7 @@ def new_figure(width: float = 6.4, height: float = 4.8) -> Figure:
         from matplotlib.figure import Figure
     except Exception as error:  # missing, or broken, which raises what it likes
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ImportError(f"{INSTALL}, or mend what is there ({reason})") from error
+        raise ImportError(f"{INSTALL}, or repair the installed one ({reason})") from error
     finally:
         if backend is not None:
             os.environ["MPLBACKEND"] = backend

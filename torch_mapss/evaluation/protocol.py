@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch_mapss.evaluation.settings import ScoringSettings
     from torch_mapss.pipeline.mapss import MAPSS
 
-# : Settings that no score depends on; "key" contains the location of a checkpoint.
+#: Settings that no score depends on; "key" contains the location of a checkpoint.
 NEUTRAL = ("bounds", "confidence", "bounds_convention", "tail", "key", "measures")
 # What tells an encoder where its weights are known by their hash.
 _PLACES = ("name", "checkpoint")

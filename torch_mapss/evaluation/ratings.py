@@ -1,8 +1,8 @@
-"""Ratings by listeners, and which stimulus of a results folder each belongs to.
+"""Ratings by listeners, and their assignment to the stimuli of a results folder.
 
 A ratings table is a CSV file with one row per stimulus and question, in the columns of
-:data:`READ_COLUMNS` (others can be named). Stimuli are known by track (the manifest's
-``mixture_id``), system and source; names that differ in their Unicode form alone are the same.
+:data:`READ_COLUMNS` (others can be named). Stimuli are identified by track (the manifest's
+``mixture_id``), system and source; names that differ only in their Unicode form are the same.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 READ_COLUMNS = ("track", "system", "source", "question", "role", "scenario", "rating")
-"""What a rating is known by; the file's own names by default, ``rating`` is ``mean_rating``."""
+"""Columns of a rating -> default names in the file, where ``rating`` is ``mean_rating``."""
 
 KEYS = ("scenario", "question", "track", "source", "system")
-"""What tells stimuli and their questions apart."""
+"""Columns that identify a stimulus and question."""
 
 _STIMULUS = ["track", "system", "source"]
-# What stands in columns that a file lacks.
+# Defaults for columns that a file lacks.
 _DEFAULTS = {"source": "", "question": "rating", "role": "system", "scenario": "all"}
 
 
 class Stimuli(NamedTuple):
-    """Ratings, and, once they are joined, the columns of their outputs."""
+    """Ratings, with the columns of their outputs once joined."""
 
     table: DataFrame  # `KEYS`, is_system (not a hidden reference or anchor), rating, cluster
-    notes: tuple[str, ...] = ()  # what was averaged, matched by guess, left out
+    notes: tuple[str, ...] = ()  # notes on averaging, guessed matches, and omissions
 
 
 def load_ratings(
@@ -48,18 +48,18 @@ def load_ratings(
     Args:
         path: a CSV file with a header, see
             :func:`torch_mapss.evaluation.csv_input.read_csv_table`.
-        columns: names of the file's columns where they are not those of :data:`READ_COLUMNS`,
-            e.g. ``{"track": "item", "rating": "mos"}``. ``source``, ``question``, ``role`` and
+        columns: names of the file's columns if they differ from :data:`READ_COLUMNS`, e.g.
+            ``{"track": "item", "rating": "mos"}``. ``source``, ``question``, ``role`` and
             ``scenario`` may be absent.
-        cluster: column of what is resampled together, e.g. ``"talker"``.
+        cluster: column whose values are resampled together, e.g. ``"talker"``.
 
     Returns:
-        The ratings; rows of one stimulus and question are averaged, and counted.
+        The ratings; repeated rows of a stimulus and question are averaged and counted.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: no such columns, a rating that is no number, no rating at all, or rows of one
-            stimulus in two clusters.
+        FileNotFoundError: the file does not exist.
+        ValueError: columns are missing, a rating is not a number, there is no rating, or a stimulus
+            is in two clusters.
     """
     unknown = sorted({*(columns or {})} - {*READ_COLUMNS})
     if unknown:
@@ -92,9 +92,9 @@ def _read(
     """The rows of a file: `KEYS`, rating, cluster and is_system.
 
     Args:
-        path: of the file.
+        path: path of the file.
         names: the file's column for each of :data:`READ_COLUMNS`.
-        renamed: those that the user named, which must be there.
+        renamed: columns that the user named, which must exist.
         cluster: the file's column of clusters.
     """
     from pandas import DataFrame
@@ -122,20 +122,20 @@ def join(
     sources: Mapping[str, str] | None = None,
     controls: bool = False,
 ) -> Stimuli:
-    """Give every rating its scores.
+    """Join every rating with its scores.
 
-    Sources have the same name in both, or the one that ``sources`` says. Failing that, names are
-    compared word by word (``ref_bass`` is ``bass``), and a track with one source left on each side
-    has those two matched; what was matched so is told in the notes.
+    Sources have the same name in both, or the one that ``sources`` states. Otherwise names are
+    compared word by word (``ref_bass`` is ``bass``), and if a track has one source left on each
+    side, these two are matched; the notes list such matches.
 
     Args:
         outputs: ``track``, ``system``, ``source`` and any columns, as scores; a row per output.
-        ratings: of `load_ratings`.
+        ratings: result of `load_ratings`.
         sources: name in the results -> name in the ratings.
         controls: keep hidden references and anchors (systems ``control:NAME`` of the manifest).
 
     Raises:
-        ValueError: not one rating found its scores.
+        ValueError: no rating has scores.
     """
     rated = ratings.table[controls | ratings.table["is_system"]]
     scored, guesses = _with_rated_sources(_scored_stimuli(outputs, controls), rated, sources or {})
@@ -161,12 +161,12 @@ def join(
 
 
 def _scored_stimuli(outputs: DataFrame, controls: bool) -> DataFrame:
-    """Outputs under the names that ratings use, controls after systems or left out."""
+    """Outputs with the names that ratings use; controls come after systems, or are left out."""
     import pandas
 
     outputs = outputs.assign(**{name: outputs[name].map(same_name) for name in _STIMULUS})
     control = outputs["system"].str.startswith(CONTROL)
-    # Systems come first: where a control has the name of a system, the system is meant.
+    # Systems come first, so that they win if a control has the name of a system.
     scored = pandas.concat([outputs[~control], outputs[control & controls]])
     return scored.assign(system=scored["system"].str.removeprefix(CONTROL))
 
@@ -174,7 +174,7 @@ def _scored_stimuli(outputs: DataFrame, controls: bool) -> DataFrame:
 def _with_rated_sources(
     scored: DataFrame, rated: DataFrame, sources: Mapping[str, str]
 ) -> tuple[DataFrame, Counter[tuple[str, str]]]:
-    """Outputs whose sources have the names of the ratings, and how often each was guessed."""
+    """Outputs with the ratings' names of sources, and the number of guesses for each."""
     mapping = {same_name(name): same_name(rated_name) for name, rated_name in sources.items()}
     rated_sources = rated.groupby("track")["source"].unique()
     names: dict[tuple[str, str], str] = {}
@@ -193,7 +193,7 @@ def _with_rated_sources(
 def match_names(
     scored: Sequence[str], rated: Sequence[str], mapping: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Sources of the results -> sources of the ratings; and those of them that were guessed."""
+    """Sources of the results -> sources of the ratings, and the set of guessed ones."""
     mapped = {name: mapping.get(name, name) for name in scored}
     matched = {name: rated_name for name, rated_name in mapped.items() if rated_name in rated}
     unmatched = [name for name in scored if name not in matched and name not in mapping]

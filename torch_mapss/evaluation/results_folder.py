@@ -32,7 +32,7 @@ from torch_mapss.evaluation.records import (
 )
 from torch_mapss.score_table import FRAME_SCORES
 
-# : Format of a folder of results; readers refuse any other.
+#: Format of a folder of results; readers refuse any other.
 FORMAT = 3
 
 

@@ -1,4 +1,4 @@
-"""The table that is printed once a set is scored."""
+"""The summary that is printed when a set has been scored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_mapss.score_table import SCORES, present, score_label, score_text
 
 
 def results_text(results: Results) -> str:
-    """The systems with their means and counts, what the numbers mean, what to know."""
+    """Means and counts of the systems, the meaning of the numbers, and notes."""
     summary, excerpts = results.summary, results.settings.get("excerpts")
     names = present(summary.columns, ranked=True)
     counts = ("scored", "undefined", "failed")

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-# : With fewer mixtures, intervals are called approximate.
+#: With fewer mixtures, intervals are called approximate.
 FEW = 10
 # Numbers held at once by a block of draws, so that they stay in the processor's cache.
 _BLOCK = 2**18

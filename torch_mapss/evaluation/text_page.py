@@ -14,7 +14,7 @@ class Table(NamedTuple):
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
-    left: int = 1  # so many columns are words, the rest numbers
+    left: int = 1  # number of columns of words; the others are numbers
     title: str = ""
 
 
@@ -26,7 +26,7 @@ class Page(NamedTuple):
     notes: Sequence[str]
 
     def text(self, wrap: bool = True) -> str:
-        """For a terminal; notes of many words or, with paths in them, a line each."""
+        """Text for a terminal; long notes, and those with paths, take one line each."""
         pieces = [*textwrap.wrap(self.head, 100), ""] if self.head else []
         for table in self.tables:
             pieces += [table.title, ""] if table.title else []
@@ -35,7 +35,7 @@ class Page(NamedTuple):
         return "\n".join([*pieces, *notes])
 
     def html(self) -> str:
-        """For a notebook."""
+        """HTML for a notebook."""
         from html import escape
 
         from pandas import DataFrame
@@ -47,7 +47,7 @@ class Page(NamedTuple):
         return "".join([*pieces, *(f"<p>{escape(note)}</p>" for note in self.notes)])
 
     def markdown(self, title: str) -> str:
-        """For a file: by hand, since pandas needs another package for it."""
+        """Markdown for a file; written by hand, since pandas needs another package for it."""
         pieces = [f"# {title}", ""]
         for table in self.tables:
             pieces += [f"## {table.title}", ""] if table.title else []

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 #: Seconds a segment lasts at least, and at most.
 LEAST_S, MOST_S = 0.3, 3.0
-# : Seconds of sound around a segment, to hear it in context.
+#: Seconds of sound around a segment, to hear it in context.
 CONTEXT_S = 0.5
-# : Scores with worst segments by default, if the results have them.
+#: Scores with worst segments by default, if the results have them.
 WORST_OF = ("clearance", "fidelity", "ps", "log_pm", "bleed_db")
-# : Bleed below this level is not worth listing.
+#: Bleed below this level is not worth listing.
 LEAST_BLEED_DB = -60.0
 _SEGMENT_COLUMNS = ("measure", "score", "start", "end", "frames", "title", "value")
 Floats = NDArray[np.float64]

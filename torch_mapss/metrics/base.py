@@ -80,7 +80,7 @@ class ScoreMetric(Metric):
             ranked = (name for name in self._names if SCORES[name].ranked)
             self._kept_names = tuple(name for name in ranked if name in FRAME_SCORES)
         self._keep_frames = keep_frames
-        # : Number of batches scored, which selects the random frames; set it to resume exactly.
+        #: Number of batches scored, which selects the random frames; set it to resume exactly.
         self.draws = 0
         self._add_states()
         if options.get("device") is not None:

@@ -1,4 +1,4 @@
-"""What the commands share: exit codes, texts of their help, and the options of scoring."""
+"""Shared parts of the commands: exit codes, help texts, and the options of scoring."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ MEASURES = """\
 Scores of separated sources, per frame and per file:
   clearance  0 to 1, 1: as far from the other sources as the true source is
   fidelity   0 to 1, 1: undistorted (--measures decomposition)
-  bleed      dB, lower is better: level where only other sources are active (--measures bleed)
-  SI-SDR     dB, of the waveforms; always there
+  bleed      dB, lower is better: level added where only others are active (--measures bleed)
+  SI-SDR     dB, from the waveforms; always included
 with an encoder of your choice (--encoder wav2vec2-large is the paper's, --encoder mel needs no
 download):
   PS         Perceptual Separation, 0 to 1, 1: no leakage (--measures separation)
   PM         Perceptual Match, 0 to 1, 1: undistorted; log PM where PM is 0 (--measures match)
 and on request:
   SDR, SIR, SAR  dB, of BSS Eval (--measures bss; pip install torch_mapss[bss])
-A reference is the true source, as it was before mixing; an estimate is what a separator made of
-the mixture. Both must be aligned sample by sample: a delay counts as distortion.
+A reference is the true source before mixing; an estimate is what a separator made of the mixture.
+Both must be aligned sample by sample: a delay counts as distortion.
 """
 
 CODES = "Exit codes: 0 all scored; 1 some mixtures failed; 2 bad usage or input; 130 interrupted."
 
 SCORING = f"""\
 {MEASURES}
-Files may be anything libsndfile reads (WAV, FLAC, OGG, MP3), at any rate: channels are averaged
-and the rate is brought to the encoder's, which the result says.
+Files may have any format that libsndfile reads (WAV, FLAC, OGG, MP3) and any rate: channels are
+averaged and files are resampled to the encoder's rate, and the result says so.
 
 --config FILE holds further options, `name: value` a line (YAML or JSON), or is the settings.json of
-results, to score in the same way again: match_encoder, seed, only, without, convention, alpha,
+results, to repeat their settings: match_encoder, seed, only, without, convention, alpha,
 energy, max_dimension, eigh, dtype, activity, loudness, align_polarity, trim, layer, segment,
 excerpts, excerpt_seconds, confidence, bounds_convention, tail, memory, cache_dir, local_files_only
-and all others that torch_mapss.evaluate takes. Options on the command line come first.
+and all others that torch_mapss.evaluate takes. Command-line options take precedence.
 
 {CODES}"""
 
-#: What is computed where no encoder is named: nothing is downloaded for it.
+#: Measures computed if no encoder is named; they need no download.
 WITHOUT_ENCODER = ("decomposition", "bleed")
 
 
 def add_scoring_options(parser: Any, left_out: Sequence[str] = ()) -> None:
-    """The options of scoring, and what they mean."""
+    """Add the options of scoring, with their help."""
     parser.epilog = SCORING
 
-    def add(name: str, text: str, **keywords: Any) -> None:  # what is not there is not passed on
+    def add(name: str, text: str, **keywords: Any) -> None:  # absent options are not passed on
         if name not in left_out:
             option, absent = f"--{name.replace('_', '-')}", argparse.SUPPRESS
             parser.add_argument(option, default=absent, help=text, **keywords)
@@ -67,38 +67,36 @@ def add_scoring_options(parser: Any, left_out: Sequence[str] = ()) -> None:
         "folder or a hub id"
     )
     add("encoder", text, metavar="NAME")
-    add("layer", "of the encoder (default: its own)", **number)
+    add("layer", "layer of the encoder (default: the encoder's own)", **number)
     text = "encoder of clearance and fidelity (default: mel)"
     add("pair_encoder", text, metavar="NAME", dest="decomposition_encoder")
-    text = "of the encoder of clearance and fidelity (default: its own)"
+    text = "layer of the encoder of clearance and fidelity (default: its own)"
     add("pair_layer", text, dest="decomposition_layer", **number)
     text = (
-        "use N of the distortions of PS and PM (70 and up to 83): quicker, coarser, not comparable "
+        "use N of the distortions of PS and PM (70 and up to 83): faster, coarser, not comparable "
         "with full banks"
     )
     add("bank_size", text, **number)
     add("sample_frames", "score at most N frames of a mixture, drawn at random", **number)
     text = (
         "score N excerpts of 6 s (excerpt_seconds in --config) of every mixture instead of all of "
-        "it, drawn before anything is computed where at least two sources are active, the same for "
-        "all systems; tables then have standard errors"
+        "it, drawn where at least two sources are active, the same for all systems; tables then "
+        "have standard errors"
     )
     add("excerpts", text, **number)
-    add("bounds", "error bounds of the frame scores as well", action="store_true")
+    add("bounds", "also compute error bounds of the frame scores", action="store_true")
     text = (
-        "move every estimate by one constant lag, of at most 500 ms, onto its reference (default: "
+        "shift every estimate by a constant lag of at most 500 ms onto its reference (default: "
         "delay counts as distortion)"
     )
     add("align", text, action="store_const", const="shift")
-    text = "mean: score the mean of the channels (default); each: every channel, scores averaged"
+    text = "mean: score the mean of the channels (default); each: each of them, scores averaged"
     add("channels", text, choices=("mean", "each"), metavar="HOW")
     add("permute", "find the reference of each estimate by SI-SDR", action="store_true")
-    text = (
-        "score long files in S-second segments, 0: off (default: 60, or what the encoder accepts)"
-    )
+    text = "score long files in segments of S seconds, 0: off (default: 60, or the encoder's limit)"
     add("segment", text, type=float, metavar="S")
     add("device", "cpu, cuda, cuda:1, mps or auto (default: auto)", metavar="NAME")
-    add("threads", "CPU threads of a process (default: torch's choice)", **number)
+    add("threads", "CPU threads per process (default: torch's choice)", **number)
     add("config", "further options, see below", metavar="FILE")
     parser.set_defaults(device=None, threads=None, config=None)
     add_quiet(parser)
@@ -110,7 +108,7 @@ def add_quiet(parser: Any) -> None:
 
 
 def scoring_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The settings that the command line asks for, see :mod:`torch_mapss.evaluation.settings`.
+    """Settings from the command line, see :mod:`torch_mapss.evaluation.settings`.
 
     Raises:
         ValueError: ``--config`` cannot be read, or PS and PM are asked for without an encoder.
@@ -133,14 +131,14 @@ def scoring_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def say_written(paths: Sequence[str], quiet: bool = False) -> None:
-    """Tell where the results are."""
+    """Print the paths of the results."""
     if paths and not quiet:
         console.say(f"\nWritten to {', '.join(io.shown(path) for path in paths)}")
 
 
 @contextmanager
 def threads(count: int | None) -> Iterator[None]:
-    """Let torch use ``count`` threads of the CPU for a while; its own choice if None.
+    """Let torch use ``count`` CPU threads within the context; its own choice if None.
 
     Raises:
         ValueError: ``count`` is below 1.
@@ -161,7 +159,7 @@ def device_of_options(name: str | None) -> str:
     """The device that ``--device`` means, in this process: "auto" takes the fastest that is there.
 
     Raises:
-        ValueError: no such device.
+        ValueError: the device does not exist.
     """
     import torch
 
@@ -174,6 +172,7 @@ def device_of_options(name: str | None) -> str:
     except (RuntimeError, AssertionError, ValueError, NotImplementedError) as error:
         reason = (str(error).splitlines() or ["unknown"])[0]
         raise ValueError(
-            f"--device {device} cannot be used here ({reason}). Leave it out for what is there."
+            f"--device {device} cannot be used here ({reason}). Leave --device out to use "
+            "what is available."
         ) from None
     return device

@@ -8,11 +8,11 @@ bootstrap intervals, over the mixtures in which all systems have a score; and fo
 over the mixtures that both have, the mean difference with its interval, wins, ties and losses, and
 Wilcoxon's signed rank test with Holm's correction over the tests that can reject at all. Systems
 sharing a letter do not differ significantly. Hidden references and anchors (systems control:NAME)
-have a table of their own.
+get a separate table.
 With --out, DIR gets comparison.csv (every two systems), ranking.csv (systems), sources.csv (means
-of every source name), a box plot per measure and a scatter plot of fidelity over clearance (PNG and
+of every source name), a box plot per score and a scatter plot of fidelity over clearance (PNG and
 SVG).
-torch_mapss.compare in Python takes another level, confidence, weights and seed as well.
+torch_mapss.compare in Python also takes a level, confidence, weights and seed.
 
 Examples:
   torch-mapss compare results
@@ -28,16 +28,16 @@ from torch_mapss.evaluation.commands.arguments import OK, add_quiet, say_written
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The folders, and what is compared."""
+    """Add the folders, and what to compare."""
     add = parser.add_argument
     add("results", nargs="+", metavar="RESULTS", help="folders of results")
     add("--out", metavar="DIR", help="folder for tables and plots (default: nothing is written)")
     add("--systems", nargs="+", metavar="NAME", help="only these (default: all)")
     only = "only these, by names of measures and of scores (default: all)"
     add("--measures", nargs="+", metavar="NAME", help=only)
-    text = "rank hidden references and anchors (systems control:NAME) as well"
+    text = "also rank hidden references and anchors (systems control:NAME)"
     add("--controls", action="store_true", help=text)
-    add("--no-plots", dest="plots", action="store_false", help="write the tables alone")
+    add("--no-plots", dest="plots", action="store_false", help="write only the tables")
     add_quiet(parser)
 
 

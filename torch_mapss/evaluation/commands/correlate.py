@@ -2,7 +2,7 @@
 
 RESULTS is a folder of `torch-mapss evaluate`; RATINGS a CSV file with one row per rated output and
 question: track (the manifest's mixture_id), system, source, question, role, mean_rating; higher is
-better. Rows of another role than "system" (hidden references, anchors) are left out; the manifest
+better. Rows with a role other than "system" (hidden references, anchors) are left out; the manifest
 calls those systems control:NAME.
 
 For every question: SRCC and PCC over the systems of a track and source, averaged over those as in
@@ -29,7 +29,7 @@ from torch_mapss.evaluation.commands.arguments import OK, add_quiet, say_written
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The results, the ratings, and how they are matched."""
+    """Add the results, the ratings, and how to match them."""
     add = parser.add_argument
     add("results", metavar="RESULTS", help="folder of `torch-mapss evaluate`")
     add("ratings", metavar="RATINGS", help="CSV file, see above")
@@ -43,9 +43,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--with", dest="rivals", nargs="+", default=[], metavar="FILE", help=text)
     only = "only these (default: all but diagnostics)"
     add("--measures", nargs="+", metavar="NAME", help=only)
-    text = "what intervals resample: track, system, source, or a column of RATINGS, as talker "
+    text = "unit that intervals resample: track, system, source or a column like talker "
     add("--cluster", default="track", metavar="COLUMN", help=f"{text}(default: %(default)s)")
-    draws = "of bootstrap and permutations; p is at least 1/(N + 1) (default: %(default)s)"
+    draws = "draws of bootstrap and permutations; p is at least 1/(N + 1) (default: %(default)s)"
     add("--draws", type=int, default=2000, metavar="N", help=draws)
     add_quiet(parser)
 

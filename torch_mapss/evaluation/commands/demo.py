@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     folder = io.make_folder(args.out)
     from torch_mapss.evaluation import demo
 
-    with threads(1):  # quick enough, and quick on a busy machine, too
+    with threads(1):  # fast enough, also on a busy machine
         text = demo.run(folder)
     console.say(text)
     say_written([folder])

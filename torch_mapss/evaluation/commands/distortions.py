@@ -12,11 +12,11 @@ import textwrap
 from torch_mapss.evaluation import console, io
 from torch_mapss.evaluation.commands.arguments import OK
 
-_WIDTH, _RATE = 70, 16_000  # of the names; Hz: at a lower one some members are left out
+_WIDTH, _RATE = 70, 16_000  # width of the names; Hz: at a lower rate some members are left out
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """It has none."""
+    """This command has no options."""
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from torch_mapss.evaluation.commands.arguments import OK
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """It has none."""
+    """This command has no options."""
 
 
 def run(args: argparse.Namespace) -> int:

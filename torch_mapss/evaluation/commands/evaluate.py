@@ -12,12 +12,12 @@ MANIFEST is a JSON list, one entry per mixture, paths relative to the manifest:
 null stands for a source that a system does not estimate. "mixture": its path, and "sources": a name
 per reference, may be added.
 
-DIR gets records and frames (per mixture: what was scored, and the scores of every frame),
+DIR gets records and frames (per mixture: scores and files, and the scores of every frame),
 settings.json, mixtures.json and, once all is scored, scores.csv (one row per estimate), items.csv
 (per mixture and system: means over its estimates) and summary.csv (per system: means over
-mixtures). Started again with the same settings, it goes on where it stopped. Mixtures and systems
-that DIR holds already stay in it. A mixture that fails is listed with its reason, and tried again
-the next time. `compare`, `report` and `worst` read DIR at any time.
+mixtures). Started again with the same settings, it continues where it stopped. Mixtures and systems
+already in DIR stay there. A mixture that fails is listed with its reason, and tried again the next
+time. `compare`, `report` and `worst` read DIR at any time.
 --workers and --dask score on several processes or machines; under torchrun and SLURM's srun the
 mixtures are shared out over the processes; for job arrays there is --shard.
 
@@ -42,37 +42,35 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Where the set lies, what is written, and how it is scored."""
+    """Add the set, the output folder, and the options of scoring."""
     add = parser.add_argument
     add("manifest", nargs="?", metavar="MANIFEST", help="JSON file, see above; or --references")
     add("--out", required=True, metavar="DIR", help="folder of the results")
-    text = "of the true sources' files, or their folder"
+    text = "template for the files of the true sources, or their folder"
     add("--references", metavar="TEMPLATE", help=text)
-    text = "of a system's estimates; once per system"
+    text = "template for a system's estimates; once per system"
     systems: dict[str, Any] = {"action": "extend", "nargs": "+", "default": [], "type": _system}
     add("--system", **systems, metavar="NAME=TEMPLATE", help=text)
     text = "sources to take, in this order (default: all; files named mix* are ignored)"
     add("--sources", nargs="+", type=io.shown, metavar="NAME", help=text)
-    text = "of noisy mixtures of one clean source: noise = noisy - clean is the second reference"
+    text = "template for noisy mixtures of one clean source: noisy - clean is the second reference"
     add("--noisy", metavar="TEMPLATE", help=text)
-    text = "with templates: mixtures and sources that a system lacks are named, and not estimated"
+    text = "with templates: list what a system lacks, and score it as not estimated"
     add("--allow-missing", action="store_true", help=text)
-    text = (
-        "score with N processes, which share out the processors and the GPUs (default: in this one)"
-    )
+    text = "score in N processes, which share the processors and the GPUs (default: in this one)"
     add("--workers", type=int, metavar="N", help=text)
-    text = "score on the Dask cluster whose scheduler is there: tcp://HOST:8786"
+    text = "score on the Dask cluster with this scheduler: tcp://HOST:8786"
     add("--dask", metavar="ADDRESS", help=text)
     text = (
-        "score mixtures I, I+N, I+2N, … alone (1/N to N/N): for jobs that share DIR. The one that "
-        "ends when all else is scored writes the tables"
+        "score only mixtures I, I+N, I+2N, … (1/N to N/N): for jobs that share DIR; the last one "
+        "to finish writes the tables"
     )
     add("--shard", metavar="I/N", help=text)
     arguments.add_scoring_options(parser)
 
 
 def _system(text: str) -> tuple[str, str]:
-    """Name and template of ``NAME=TEMPLATE``; a folder alone has its own name."""
+    """Name and template of ``NAME=TEMPLATE``; a plain folder is named after itself."""
     name, equals, path = text.partition("=")
     if not equals:
         name, path = os.path.basename(os.path.abspath(text)), text
@@ -80,11 +78,11 @@ def _system(text: str) -> tuple[str, str]:
 
 
 def _mixtures(args: argparse.Namespace) -> Sequence[Mixture]:
-    """What is to be scored, of a manifest or of folders.
+    """Mixtures to score, from a manifest or from folders.
 
     Raises:
         ValueError: neither is given, or both.
-        ManifestError: all that is wrong with them.
+        ManifestError: lists all problems.
     """
     from torch_mapss.evaluation.folders import read_folders
     from torch_mapss.evaluation.manifest import load_manifest
@@ -173,7 +171,8 @@ def run(args: argparse.Namespace) -> int:
 
             console.say(f"\n{compare(results).summary()}")
     arguments.say_written([args.out], quiet)
-    # Under a launcher failures that are noted are no crash: it would kill the other processes.
+    # Under a launcher, recorded failures do not count as a crash, which would kill the other
+    # processes.
     launched = args.shard is None and shard.total > 1
     failed = bool(results.failures) and not launched
     return arguments.SOME_FAILED if failed else arguments.OK

@@ -1,6 +1,6 @@
 """Make a listening test, or read its ratings back.
 
-Of a results folder: pages of one source each, whose estimates span the measures, all at one
+From a results folder: pages of one source each, whose estimates span the measures, all at one
 loudness (MUSHRA, for webMUSHRA). DIR gets the sounds, one configuration per question (quality,
 interference, distortion) and stimuli.csv, the key, to be kept from the listeners. Copy DIR to
 configs/mapss of webMUSHRA and open ?config=mapss/QUESTION.yaml. A DIR that holds another test is
@@ -23,15 +23,15 @@ from torch_mapss.evaluation.commands.arguments import OK, add_quiet, say_written
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The folders, and what is made."""
+    """Add the folders, and what to make."""
     add = parser.add_argument
     add("results", metavar="RESULTS", help="folder of results")
     add("--out", required=True, metavar="DIR", help="folder of the test")
-    add("--pages", type=int, default=12, metavar="N", help="in the test (default: %(default)s)")
-    add("--seconds", type=float, metavar="S", help="cut sounds, where most is scored")
-    add("--seed", type=int, default=0, help="of pages and order (default: %(default)s)")
+    add("--pages", type=int, default=12, metavar="N", help="number of pages (default: %(default)s)")
+    add("--seconds", type=float, metavar="S", help="cut sounds to S s, where most is scored")
+    add("--seed", type=int, default=0, help="seed of pages and order (default: %(default)s)")
     add("--audio-root", metavar="DIR", help="where the audio is now, if it was moved")
-    add("--ratings", nargs="+", metavar="FILE", help="results of the test to be read back")
+    add("--ratings", nargs="+", metavar="FILE", help="results of the test, to read back")
     add_quiet(parser)
 
 

@@ -21,11 +21,11 @@ from torch_mapss.evaluation.commands.arguments import OK, add_quiet, say_written
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The folder, the page, and how much goes into it."""
+    """Add the folder, the page, and its size."""
     add = parser.add_argument
     add("results", metavar="RESULTS", help="folder that `evaluate` wrote")
     add("--out", required=True, metavar="FILE", help="the HTML file")
-    text = "of sound in the page, besides 5 to 15 kB of spectrogram per file (default: %(default)g)"
+    text = "sound in the page, besides 5 to 15 kB of spectrogram per file (default: %(default)g)"
     add("--embed-mb", type=float, default=8.0, metavar="MB", help=text)
     add("--title", metavar="TEXT", help="heading (default: the folder's name)")
     add("--audio-root", metavar="DIR", help="where the audio is now, if it was moved")

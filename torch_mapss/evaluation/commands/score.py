@@ -1,6 +1,6 @@
 """Score the estimates of one mixture.
 
-With --out DIR it leaves a folder of results, as `evaluate` does of a whole set: `compare`,
+With --out DIR it leaves a folder of results, as `evaluate` does for a whole set: `compare`,
 `report`, `worst` and `verify` read it, and another --system may be added to it.
 
 Example:
@@ -18,18 +18,18 @@ from torch_mapss.evaluation.commands import arguments
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The files, what is written, and how it is scored."""
+    """Add the files, the output, and the options of scoring."""
     files: dict[str, Any] = {"nargs": "+", "required": True, "metavar": "FILE"}
     add = parser.add_argument
     add("--references", **files, help="the true sources, one file each, at least two")
     text = "the separator's outputs, in the order of the references (or see --permute)"
     add("--estimates", **files, help=text)
     add("--sources", nargs="+", type=io.shown, metavar="NAME", help="names of the references")
-    text = "which reference each estimate is of, from 0: `--attributed 0` scores the first alone"
+    text = "index of the reference of each estimate, from 0: `--attributed 0` scores only the first"
     add("--attributed", nargs="+", type=int, metavar="INDEX", help=text)
     text = "folder of results: tables, the scores of every frame, settings"
     add("--out", metavar="DIR", help=text)
-    text = "what made the estimates, for the tables in DIR (default: %(default)s)"
+    text = "name of the system that made the estimates, for DIR's tables (default: %(default)s)"
     add("--system", default="estimates", type=io.shown, metavar="NAME", help=text)
     text = "draw the scores over time, to FILE (PNG, PDF, SVG), else to scores.png in --out or here"
     add("--plot", nargs="?", const="", metavar="FILE", help=text)

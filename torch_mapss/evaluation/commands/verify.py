@@ -23,7 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The folder, and how much is scored again."""
     add = parser.add_argument
     add("results", metavar="RESULTS", help="folder of results")
-    text = "of mixture and system to score again; 0: none (default: %(default)s)"
+    text = "number of pairs of mixture and system to score again (default: %(default)s)"
     add("--pairs", type=int, default=3, metavar="N", help=text)
     add("--audio-root", metavar="DIR", help="where the audio is now, if it was moved")
 

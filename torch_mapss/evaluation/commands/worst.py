@@ -19,12 +19,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The folder, and what is listed."""
     add = parser.add_argument
     add("results", metavar="RESULTS", help="folder of results")
-    add("--n", type=int, default=20, metavar="N", help="of each measure (default: %(default)s)")
+    add("--n", type=int, default=20, metavar="N", help="number per score (default: %(default)s)")
     text = "names of measures and of scores: decomposition, ps, … (default: all but pm)"
     add("--measures", nargs="+", metavar="NAME", help=text)
-    text = "list hidden references and anchors (systems control:NAME) as well"
+    text = "also list hidden references and anchors (systems control:NAME)"
     add("--controls", action="store_true", help=text)
-    add("--wav", metavar="DIR", help="write each, half a second around it, with its reference")
+    add("--wav", metavar="DIR", help="write each with half a second around it, and its reference")
     add("--audio-root", metavar="DIR", help="where the audio is now, if it was moved")
 
 
