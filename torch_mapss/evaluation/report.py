@@ -1,15 +1,16 @@
-"""Scores of one mixture: to print, to save, to plot.
+"""Scores of one mixture, for printing, saving and plotting.
 
 From frames to one number, in this order:
 
-1. *frame*: the scores of every estimate, defined where its source and at least one other is active
-   (bleed: where its source is inactive and another one active);
-2. *source*: pooled over the defined frames of one estimate;
+1. *frame*: the scores of every estimate, defined where its source and at least one other are active
+(clearance: wherever another one is active; bleed: only where its own source pauses while another
+one is active; fidelity: only where clearance is at least 0.1);
+2. *source*: the defined frames of one estimate, pooled as :data:`torch_mapss.score_table.SCORES`
+says;
 3. *item*: the mean over the estimates of one mixture;
 4. *set*: the mean over mixtures, see :mod:`torch_mapss.evaluation.run`.
 
-An undefined number (no defined frame) is NaN where it stands, left out of the next mean, and
-counted.
+An undefined number (no defined frame) is NaN at its level, left out of the next mean, and counted.
 """
 
 from __future__ import annotations
@@ -50,20 +51,21 @@ if TYPE_CHECKING:
 _NAMES: Mapping[str, Any] = {"loc": "left", "fontsize": "medium", "fontweight": "bold"}
 
 
-@dataclass(frozen=True, eq=False)  # by identity: comparing tensors gives no truth value
+@dataclass(frozen=True, eq=False)  # compared by identity, since tensors have no single truth value
 class Report:
-    """Scores of one mixture and everything needed to read, redo and plot them.
+    """Scores of one mixture, with everything needed to read, reproduce and plot them.
 
     ``scores`` has a row per estimate, NaN where undefined: ``source`` (name of its reference),
     ``source_index``, ``estimate`` and ``reference`` (paths, or names of arrays); the scores of
     :data:`~torch_mapss.score_table.SCORES` that were computed, with ``_se`` (standard error over
     excerpts), ``_radius`` and ``_tail`` (of bounds) behind their names; ``separation_dimension``,
     ``match_dimension`` (mean d of the maps); ``frames`` (scored), ``total_frames``,
-    ``muted_frames`` (scored ones in which the estimate lies 80 dB below its peak); ``silent``
-    (bool); ``estimate_level_db`` (beside the sum of the references); ``lag_ms`` (by
-    cross-correlation), ``shift_ms`` (of it removed); ``estimate_rate``, ``reference_rate`` (Hz, as
-    they came); ``estimate_bandwidth``, ``reference_bandwidth`` (Hz, where the spectrum ends).
-    ``rows`` are the same rows one by one, :meth:`table` the same as plain dictionaries.
+    ``muted_frames`` (scored frames in which the estimate stays 80 dB below its peak); ``silent``
+    (bool); ``estimate_level_db`` (relative to the sum of the references); ``lag_ms`` (by
+    cross-correlation), ``shift_ms`` (the part that was removed); ``estimate_rate``,
+    ``reference_rate`` (Hz, of the originals); ``estimate_bandwidth``, ``reference_bandwidth`` (Hz,
+    where the spectrum ends). ``rows`` are the same rows one by one, :meth:`table` the same as plain
+    dictionaries.
 
     ``channels`` has a row per estimate and channel where each channel is scored (``channels=
     "each"``), with ``source``, ``source_index``, ``channel`` (counted from 1) and the scores;
@@ -74,30 +76,29 @@ class Report:
     the own source is silent and another is not), ``attributed_distance`` and ``foreign_distance``
     (A and B of PS = B/(A + B)), (S', F) each; those computed are in ``frames``.
 
-    A report can be sent between processes: it is pickled as arrays, each waveform once. What is
-    needed of very many is small in :meth:`table`, or scored by
-    :func:`torch_mapss.score_mixture`.
+    A report can be sent between processes: it is pickled as arrays, each waveform once. For very
+    many mixtures keep only :meth:`table`, or use :func:`torch_mapss.score_mixture`.
     """
 
     estimates: tuple[Clip, ...]  # S', waveforms at ``sample_rate``
     references: tuple[Clip, ...]  # S
-    attributed: tuple[int, ...]  # S', which reference each estimate was scored against
+    attributed: tuple[int, ...]  # S', index of the reference of each estimate
     times: Tensor  # (F,) seconds, centre of the encoder's receptive field
-    active: Tensor  # (S', F) bool: the frame is scored
+    active: Tensor  # (S', F) bool: whether the frame is scored
     frames: Mapping[str, Tensor]  # (S', F) each, the scores of every frame
     scores: DataFrame  # a row per estimate
     sample_rate: int  # Hz, of the waveforms that were scored
-    settings: Mapping[str, Any]  # all that the scores depend on
+    settings: Mapping[str, Any]  # everything that the scores depend on
     channels: DataFrame | None = None  # a row per estimate and channel, where each is scored
     bounds: Mapping[str, Tensor] = field(default_factory=dict, repr=False)  # as ``ps_tail`` (S', F)
     errors: Mapping[str, float] = field(default_factory=dict)  # of the means, over excerpts
-    notes: tuple[str, ...] = ()  # what was done to the input: downmix, resampling, trimming
-    findings: tuple[Finding, ...] = ()  # what a reader of the scores must know
-    versions: Mapping[str, str] = field(default_factory=versions)  # of the packages at work
-    device: str = "cpu"  # that it was computed on
+    notes: tuple[str, ...] = ()  # changes made to the input: downmix, resampling, trimming
+    findings: tuple[Finding, ...] = ()  # facts for readers of the scores
+    versions: Mapping[str, str] = field(default_factory=versions)  # versions of the packages in use
+    device: str = "cpu"  # device of the computation
     mixture: Clip | None = field(default=None, repr=False)  # for the plot, if there is one
-    mixture_id: str = ""  # names it where the report is saved
-    grid_rate: int = 0  # Hz, of the encoder of PS and PM
+    mixture_id: str = ""  # name of the mixture in a saved report
+    grid_rate: int = 0  # Hz, rate of the encoder of PS and PM
 
     def __getattr__(self, name: str) -> Any:
         if name not in FRAME_SCORES:
@@ -105,7 +106,8 @@ class Report:
         return self.frames.get(name)
 
     def __reduce__(self) -> Any:
-        # As arrays: torch would send every tensor as shared memory, which keeps a file open.
+        # As arrays, because torch would send every tensor as shared memory, which keeps a file
+        # open.
         state = {f.name: _as_arrays(getattr(self, f.name)) for f in fields(self)}
         return _report_of, (state,)
 
@@ -116,7 +118,7 @@ class Report:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """(S',) name of the source of each estimate: of its reference."""
+        """(S',) name of the source of each estimate, from its reference."""
         return tuple(self.references[index].name for index in self.attributed)
 
     def table(self) -> list[dict[str, Any]]:
@@ -124,21 +126,21 @@ class Report:
         return [{str(k): v for k, v in row.items()} for row in self.scores.to_dict("records")]
 
     def means(self) -> dict[str, float]:
-        """The item's scores: means over the estimates that have one, else NaN."""
+        """Scores of the item: means over the estimates that have a score, else NaN."""
         return {name: float(self.scores[name].mean()) for name in present(self.scores)}
 
     def summary(self) -> str:
-        """A table to print, with counts, what the numbers mean, and what was done to the input."""
+        """Table to print, with counts, the meaning of the numbers, and notes on the input."""
         return self._page().text(wrap=False)
 
     def meanings(self) -> list[str]:
-        """What its scores mean, a sentence each."""
+        """Meaning of its scores, one sentence each."""
         return [f"{SCORES[name].meaning}." for name in present(self.scores, ranked=True)]
 
     __str__ = summary
 
     def __repr__(self) -> str:
-        """Five lines: what was scored, the means, what to know, where to go on."""
+        """Five lines: signals, means, counts, warnings, and methods to continue with."""
         names = present(self.scores, ranked=True)
         means = {name: score_text(name, self.scores[name].mean()) for name in names}
         texts = (f"{score_label(name)} {mean}" for name, mean in means.items())
@@ -160,9 +162,9 @@ class Report:
         if self.bounds:
             share = self.settings["confidence"]
             notes.append(
-                "±: a bound of the error of the frame scores, averaged: truncation radius + "
-                f"half-width at {100 * share:g} % confidence, as clusters are made of a limited "
-                "number of distortions. It is no sampling error over files."
+                "±: mean error bound of the frame scores: truncation radius + half-width at "
+                f"{100 * share:g} % confidence, since clusters have a limited number of "
+                "distortions. It is not a sampling error over files."
             )
         notes += [f"Warning: {finding.text}." for finding in self.findings]
         notes += [*(f"Note: {note}." for note in self.notes), f"Computed on {self.device}."]
@@ -211,7 +213,7 @@ class Report:
         return text + "."
 
     def record(self, mixture: Mixture, system: str) -> Record:
-        """What is kept of it in a folder of results, under names and paths of a manifest."""
+        """Record for a folder of results, with the names and paths of a manifest."""
         clips = (*self.references, *self.estimates)
         return record_of(
             mixture,
@@ -225,7 +227,7 @@ class Report:
         )
 
     def system_frames(self) -> SystemFrames:
-        """Its frame scores as arrays."""
+        """Frame scores as arrays."""
         scores = {name: values.float().numpy() for name, values in self.frames.items()}
         attributed = np.array(self.attributed, dtype=np.int64)
         return SystemFrames(self.active.numpy(), attributed, scores)
@@ -237,16 +239,16 @@ class Report:
         system: str = "estimates",
         options: Mapping[str, Any] | None = None,
     ) -> str:
-        """Write a folder of results, as ``torch-mapss evaluate`` does: of one mixture and system.
+        """Write a folder of results with one mixture and system, like ``torch-mapss evaluate``.
 
         A folder that holds results of the same settings gains the system.
         :func:`torch_mapss.compare` and the commands read it. Files are listed with their paths;
-        arrays have none, so that commands which need sound find none.
+        arrays have none, so commands that need audio cannot be used with them.
 
         Args:
-            folder: is created with its parents if need be.
-            system: name of what made the estimates.
-            options: to make the scores again (``torch-mapss verify``).
+            folder: path of the folder, created with its parents if need be.
+            system: name of the system that made the estimates.
+            options: options that reproduce the scores (``torch-mapss verify``).
 
         Returns:
             The folder.
@@ -271,9 +273,9 @@ class Report:
         return folder
 
     def _in_order_of_sources(self) -> Report:
-        """The same with the estimates in the order of a manifest.
+        """Copy with the estimates in the order of a manifest.
 
-        That is the order of the sources; estimates that were matched by SI-SDR stay as they came.
+        This is the order of the sources; estimates matched by SI-SDR keep their order.
         """
         order = [*range(len(self.estimates))]
         if not self.settings.get("permute"):
@@ -304,7 +306,7 @@ class Report:
         )
 
     def frame_table(self) -> DataFrame:
-        """The frame scores and their bounds, one row per source and frame."""
+        """Frame scores and their bounds, one row per source and frame."""
         import pandas
 
         sources, frames = self.active.shape
@@ -321,16 +323,16 @@ class Report:
         figure: Figure | None = None,
         title: str | None = None,
     ) -> Figure:
-        """The scores of every source over time, above the spectrogram of its estimate.
+        """Plot the scores of every source over time, above the spectrogram of its estimate.
 
         Frames that are not scored stay blank; bounds, if there are any, are bands. Needs
         matplotlib (``pip install torch_mapss[plot]``), but no display, and leaves its global
         state alone.
 
         Args:
-            path: write the figure there (PNG, PDF, SVG, by suffix).
-            figure: draw into this empty figure (or subfigure) instead of a new one.
-            title: of the figure.
+            path: file to write the figure to (PNG, PDF, SVG, by suffix).
+            figure: empty figure or subfigure to draw into instead of a new one.
+            title: title of the figure.
 
         Returns:
             The figure.
@@ -345,7 +347,7 @@ class Report:
 
 
 def _as_arrays(value: Any) -> Any:
-    """Tensors as arrays, in tuples and mappings as well; of a clip each waveform once."""
+    """Convert tensors to arrays, also in tuples and mappings; each waveform of a clip once."""
     if isinstance(value, Clip):
         averaged = len(value.parts) == 1
         channels: Any = None if averaged else value.parts.numpy()
@@ -361,7 +363,7 @@ def _as_arrays(value: Any) -> Any:
 
 
 def _report_of(state: Mapping[str, Any]) -> Report:
-    """The report that was pickled as ``state``."""
+    """Rebuild the report that was pickled as ``state``."""
     return Report(**{name: _as_tensors(value) for name, value in state.items()})
 
 
@@ -383,7 +385,7 @@ def _as_tensors(value: Any) -> Any:
 def plot_reports(
     reports: Sequence[Report], titles: Sequence[str], *, figure: Figure | None = None
 ) -> Figure:
-    """Separations of the same sources side by side, one column each, on common axes.
+    """Plot several separations of the same sources side by side, one column each, on common axes.
 
     For every source its scores over time, above the spectrogram of its estimate; drawn into an
     empty ``figure`` if there is one.
@@ -396,7 +398,7 @@ def plot_reports(
         figure = plots.new_figure(width, 0.8 + 1.05 * sum(ratios))
     how: dict[str, Any] = {"sharex": True, "sharey": "row", "squeeze": False}
     axes = figure.subplots(len(ratios), len(reports), height_ratios=ratios, **how)
-    longest = 40 if len(reports) == 1 else 16  # characters that fit beside mean scores
+    longest = 40 if len(reports) == 1 else 16  # number of characters that fit beside mean scores
     for column, report, title in zip(axes.T, reports, titles):
         if mixed:
             if report.mixture is None:

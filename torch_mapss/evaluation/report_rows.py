@@ -1,4 +1,4 @@
-"""What a report says of each estimate, and of what was done to the input."""
+"""Rows and notes of a report: each estimate's measurements, and changes made to the input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def estimate_rows(inspected: Inspection, scores: Scores, columns: DataFrame) -> DataFrame:
-    """A row per estimate: what it is, its scores, and what was measured of its signals."""
+    """One row per estimate: its identity, its scores, and the measurements on its signals."""
     import pandas
 
     signals, active = inspected.signals, scores.active[0]
@@ -73,7 +73,7 @@ def channel_rows(signals: SystemSignals, tables: Sequence[DataFrame]) -> DataFra
 def input_notes(
     signals: SystemSignals, settings: ScoringSettings, spans: Sequence[tuple[int, int]]
 ) -> tuple[str, ...]:
-    """What was done to the input."""
+    """Sentences on the changes made to the input."""
     clips, rate = (*signals.references, *signals.estimates), signals.rate
     notes = audio_input.remarks(clips, rate, signals.outputs.shape[-1])
     encoder_rate = signals.grid.sample_rate
