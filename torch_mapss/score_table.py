@@ -3,7 +3,13 @@
 The words: a **measure** is a family of scores that are computed together (decomposition,
 separation, match, bleed, and the energy ratios ``si_sdr`` and ``bss`` beside them); a **score** is
 one number of it. Tensors, metrics, losses, triggers, tables, plots and pages all read
-:data:`SCORES`, so a new score is one record here and the function that computes it.
+:data:`SCORES`.
+
+A new score of a measure is one record here and one more tensor from the function of the measure
+(:data:`torch_mapss.pipeline.measures.MEASURES`): under the name of ``frame_field``, and its mask
+under that of ``defined_field`` if this is not "active". :class:`~torch_mapss.Scores` and what its
+``utterance()`` returns gain the field by themselves; it is written out there as well for type
+checkers, which a test asks for. A new measure is a record of ``MEASURES`` and its function besides.
 
 A leaf: it imports neither torch nor the rest of the package, since the command line's ``--help``
 reads it.

@@ -50,7 +50,16 @@ class FrameValues:
         return self._joined("exposed", torch.bool)
 
     def of(self, measure: Measure, name: str) -> Tensor:
-        """(B, S', F) a field of a measure; 0 or False where it does not score an estimate."""
+        """(B, S', F) a field of a measure; 0 or False where it does not score an estimate.
+
+        Raises:
+            RuntimeError: the measure's function returned others of its fields, and not this one.
+        """
+        if name not in self._written and any(field in self._written for field in measure.fields):
+            raise RuntimeError(
+                f"the function of measure {measure.name!r} returned no {name!r}, which the table "
+                "of scores and its record in MEASURES promise."
+            )
         is_scored = self.exposed if measure.in_pauses else self.active
         if name.endswith("_defined"):
             return self._joined(name, torch.bool) & is_scored

@@ -8,6 +8,7 @@ on disk follow from the record.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -28,7 +29,8 @@ class Measure:
     """
 
     name: str
-    fields: tuple[str, ...]  # fields (B, S', F) of Scores; those shown to users first
+    # Fields of Scores from which no score is pooled; FIELD_defined says where each has a value.
+    unscored: tuple[str, ...] = ()
     encoder: str | None = None
     bank: str | None = None
     score: Score | None = None  # score function: points of frames -> fields by name
@@ -37,18 +39,25 @@ class Measure:
     in_pauses: bool = False  # whether frames are scored in which the own source pauses
     spectrum: bool = False  # whether it takes an eigendecomposition, of d coordinates
 
+    @functools.cached_property
+    def fields(self) -> tuple[str, ...]:
+        """Fields (B, S', F) of Scores that it fills: values in the table's order, then masks."""
+        pooled = [SCORES[name] for name in scores_of([self.name])]
+        values = dict.fromkeys(score.frame_field for score in pooled if score.frame_field)
+        masks = dict.fromkeys(score.defined_field for score in pooled)
+        own_masks = [name for name in masks if name != "active"]
+        return (*values, *self.unscored, *own_masks, *map(mask_of, self.unscored))
+
+
+def mask_of(unscored: str) -> str:
+    """The field that says where a field without a score has a value."""
+    return f"{unscored}_defined"
+
 
 _ALL = (
     Measure(
         "decomposition",
-        (
-            "clearance",
-            "fidelity",
-            "distortion_ratio",
-            "clearance_defined",
-            "fidelity_defined",
-            "distortion_ratio_defined",
-        ),
+        unscored=("distortion_ratio",),  # fidelity without its cap, for losses
         encoder="decomposition_encoder",
         bank="decomposition_bank",
         score=decomposition_scores,
@@ -58,7 +67,6 @@ _ALL = (
     ),
     Measure(
         "separation",
-        ("ps", "attributed_distance", "foreign_distance"),
         encoder="encoder",
         bank="separation_bank",
         score=separation_scores,
@@ -67,14 +75,13 @@ _ALL = (
     ),
     Measure(
         "match",
-        ("pm", "log_pm"),
         encoder="match_encoder",
         bank="match_bank",
         score=match_scores,
         least_members=2,  # PM takes their variance
         spectrum=True,
     ),
-    Measure("bleed", ("bleed_db", "bleed_defined")),
+    Measure("bleed"),
 )
 
 #: All measures by name, in the order of every table.

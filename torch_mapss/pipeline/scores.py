@@ -5,16 +5,17 @@ Records of tensors; no maths beyond pooling. ``B`` mixtures, ``S'`` estimates, `
 
 from __future__ import annotations
 
+from collections import namedtuple
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from torch_mapss.core import checks, pooling
 from torch_mapss.core.frame_batches import Bounds
-from torch_mapss.pipeline.measures import measure_of
-from torch_mapss.score_table import SCORES, Score
+from torch_mapss.pipeline.measures import MEASURES, mask_of, measure_of
+from torch_mapss.score_table import ENERGY_MEASURES, SCORES, Score
 
 # Fields with a defined-mask of their own -> name of the mask; all others are defined where
 # ``active``. The ratio is fidelity without its cap, and also has a value where fidelity has none.
@@ -23,12 +24,59 @@ _DEFINED_FIELDS = {
     for score in SCORES.values()
     if score.frame_field is not None
 }
-_DEFINED_FIELDS["distortion_ratio"] = "distortion_ratio_defined"
+for _measure in MEASURES.values():
+    _DEFINED_FIELDS |= {name: mask_of(name) for name in _measure.unscored}
 
 #: Fields that have bounds.
 BOUNDED = ("clearance", "fidelity", "ps", "pm")
 
+Record = TypeVar("Record")
 
+
+def check_table() -> None:
+    """Raise ValueError for a record in the table of scores that nothing could compute."""
+    for name, score in SCORES.items():
+        if score.measure in ENERGY_MEASURES:
+            continue
+        if score.measure not in MEASURES:
+            raise ValueError(
+                f"score {name!r} is of measure {score.measure!r}, which is not in MEASURES of "
+                "torch_mapss.pipeline.measures. Add the measure there."
+            )
+        if score.frame_field is None or not hasattr(pooling, str(score.pooling)):
+            raise ValueError(
+                f"score {name!r} must name the field of Scores that is pooled (frame_field) and a "
+                f"function of torch_mapss.core.pooling (pooling), got {score.frame_field!r} and "
+                f"{score.pooling!r}."
+            )
+
+
+check_table()
+
+
+def with_pooled_scores(record: type[Record]) -> type[Record]:
+    """A NamedTuple with the pooled scores of the table that it does not write out."""
+    declared: tuple[str, ...] = record._fields  # type: ignore[attr-defined]
+    pooled = [name for name, score in SCORES.items() if score.frame_field is not None]
+    added = [name for name in pooled if name not in declared]
+    if not added:
+        return record
+    extended: Any = namedtuple(record.__name__, (*declared, *added), module=record.__module__)
+    extended.__doc__ = record.__doc__
+    return extended
+
+
+def with_frame_fields(record: type[Record]) -> type[Record]:
+    """A class, not yet a dataclass, with the fields of all measures that it does not write out."""
+    for measure in MEASURES.values():
+        for name in measure.fields:
+            if name not in record.__annotations__:
+                record.__annotations__[name] = "Tensor | None"
+                setattr(record, name, None)
+    return record
+
+
+@with_pooled_scores
 class UtteranceScores(NamedTuple):
     """One number per estimate (B, S'); NaN where undefined or not computed."""
 
@@ -47,6 +95,7 @@ class UtteranceScores(NamedTuple):
 
 
 @dataclass(frozen=True)
+@with_frame_fields
 class Scores:
     """Frame scores of a batch; fields of measures that were not computed are None.
 
