@@ -2,7 +2,7 @@
 
     python recipes/train_separator.py --speech FOLDER --out runs/table            # all losses
     python recipes/train_separator.py --speech FOLDER --out runs/one --losses 1:2 --curriculum
-    python recipes/train_separator.py --speech FOLDER --out runs/try --quick      # a minute
+    python recipes/train_separator.py --speech FOLDER --out runs/try --quick      # half a minute
 
 FOLDER holds speech in any format soundfile reads. Files in one subfolder, or with one name up to
 the first "_", are one talker. The last quarter of each talker's files is held out; ``--validate``

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 WORDS = ("stereo", "wandb", "cluster", "SLURM", "MUSDB", "offline", "NaN", "DDP", "permutation")
+WORDS += ("delay", "silence", "channels")
 # What a browser fetches when it opens a page; links to follow are not meant.
 FETCHED = re.compile(r"<(?:script|img|iframe|link)\b[^>]*(?:src|href)=\"(?:https?:)?//[^\"]*\"")
 
