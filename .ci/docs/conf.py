@@ -40,6 +40,8 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 
 html_theme = "furo"
+html_static_path = [str(HERE / "static")]
+html_css_files = ["site.css"]
 html_title = f"torch_mapss {release}"
 html_math_renderer = "mathml"
 html_show_sourcelink = False

@@ -4,15 +4,15 @@
 2. :mod:`~torch_mapss.pipeline.call`: arguments are checked (:mod:`~torch_mapss.pipeline.inputs`),
    and references that are not yet a bank are prepared, so that from here on there always is one;
 3. :mod:`~torch_mapss.pipeline.prepare`: references are normalised and encoded, and their activity
-is measured (:mod:`~torch_mapss.pipeline.activity`);
+   is measured (:mod:`~torch_mapss.pipeline.activity`);
 4. :mod:`~torch_mapss.pipeline.copies`, called by ``prepare``: distortions are made and encoded,
-each once for all measures;
+   each once for all measures;
 5. :mod:`~torch_mapss.pipeline.bank`: all of this in one record, for any number of calls
-(``mapss.prepare`` ends here);
+   (``mapss.prepare`` ends here);
 6. :mod:`~torch_mapss.pipeline.score`: estimates are brought to their level
-(:mod:`~torch_mapss.pipeline.estimates`), then one loop runs over blocks of frames, whose embeddings
-come from memory (:mod:`~torch_mapss.pipeline.frames`) or, for a long clip, are made on demand
-(:mod:`~torch_mapss.pipeline.segments`);
+   (:mod:`~torch_mapss.pipeline.estimates`), then one loop runs over blocks of frames, whose
+   embeddings come from memory (:mod:`~torch_mapss.pipeline.frames`) or, for a long clip, are made
+   on demand (:mod:`~torch_mapss.pipeline.segments`);
 7. :mod:`torch_mapss.core.frame_batches`: each block is scored in batches that fit the memory;
 8. the score function of each of the :mod:`~torch_mapss.pipeline.measures`, in
    :mod:`torch_mapss.core`;
