@@ -137,7 +137,7 @@ def source_correlation(
         measure: ``"separation"`` or ``"match"``.
         attributed, active, mask, options: as for the scores.
         draws: number of bootstrap draws.
-        seed: of the draws.
+        seed: seed of the draws.
 
     Returns:
         :class:`SourceCorrelation`, over all frames in which both sources are active; NaN for a

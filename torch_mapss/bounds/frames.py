@@ -160,7 +160,7 @@ def match_bounds(
     Args:
         outputs, references, distortions, attributed, active, mask: as for
             :func:`torch_mapss.functional.perceptual_match`.
-        confidence, tail, draws, seed, options: as for :func:`separation_bounds`.
+        confidence, tail, draws, seed, options: as in :func:`separation_bounds`.
         c1: C₁ of [eq:pm_k_bias], which the paper leaves open; scales the half-width of k.
         c2: C₂ of [eq:pm_theta_bias], the same for θ.
         cap: largest half-width of k, θ and a as a share of each. The paper's ½ keeps the tail from

@@ -100,7 +100,7 @@ def pool_separation_bounds(
 
     Args:
         frames: (..., F) PS of every frame.
-        radius, tail, active: as for :func:`pool_match_bounds`.
+        radius, tail, active: as in :func:`pool_match_bounds`.
         window, hop, p: settings that the score was pooled with.
         gap: g of the derived convention (the printed formula has none).
         convention: ``"paper"`` as printed, or ``"derived"``: see the module's notes.

@@ -95,7 +95,8 @@ def decomposition_scores(
         ValueError: ``time`` is not a whole number, there are more than ``MOST_SOURCES`` sources, or
             (where values may be read) embeddings are not finite.
     """
-    return scored_graphs(points, settings, may_sync)[::2]
+    scores, _, again = scored_graphs(points, settings, may_sync)
+    return scores, again
 
 
 def scored_graphs(
@@ -110,12 +111,12 @@ def scored_graphs(
 
 
 def spread(values: Tensor, index: Tensor, points: Points) -> Tensor:
-    """Values (G, ...) of graphs as those of all outputs (F, S', ...), 0 where there is no graph.
+    """Scatter values (G, ...) of graphs to all outputs (F, S', ...), 0 where there is no graph.
 
     Args:
-        values: of the graphs.
+        values: (G, ...) values of the graphs.
         index: (G,) see :class:`Graphs`.
-        points: that the graphs are of.
+        points: points that the graphs were made from.
     """
     count = len(points.attributed)
     if len(values) < points.frames * count:

@@ -168,13 +168,14 @@ def retained_dimension(eigenvalues: Tensor, count: Tensor, settings: Settings) -
     max_dimension, tie = settings.max_dimension, TIE[settings.eigh]
     if settings.convention != "reference":
         following = torch.nn.functional.pad(eigenvalues[..., 1:], (0, 1), value=-1.0)
-        closed = (eigenvalues - following <= tie) & (index < count.unsqueeze(-1))
-        candidates = torch.where(closed | (index < d.unsqueeze(-1)), index[-1], index)
-        d = candidates.amin(-1)
+        tied = (eigenvalues - following <= tie) & (index < count.unsqueeze(-1))
+        may_cut = ~tied  # a cut behind this eigenvalue splits no group
+        d = torch.where(may_cut & (index >= d.unsqueeze(-1)), index, index[-1]).amin(-1)
         if max_dimension is not None:
-            within = torch.where(closed | (index > max_dimension), 0, index).amax(-1)
-            leading = torch.where(closed, index[-1], index).amin(-1)
-            d = torch.where(d > max_dimension, torch.where(within > 0, within, leading), d)
+            d_within = torch.where(may_cut & (index <= max_dimension), index, 0).amax(-1)
+            leading_group = torch.where(may_cut, index, index[-1]).amin(-1)
+            d_limited = torch.where(d_within > 0, d_within, leading_group)
+            d = torch.where(d > max_dimension, d_limited, d)
     elif max_dimension is not None:
         d = d.clamp(max=max_dimension)
     return torch.minimum(d, count.clamp(min=1))

@@ -171,7 +171,7 @@ def vocoder_frames(
 
     Args:
         current, previous: (..., F, window), see `analysis_frames`.
-        ratio: Of the stretch.
+        ratio: Ratio of the stretch.
         first_phase: (..., K) phase of the first frame; None: the signal starts there.
     """
     window = current.shape[-1]

@@ -136,7 +136,7 @@ def run(
     """
     folder, shard = io.make_folder(out), shard or Shard()
     mixtures = of_one_folder(mixtures)
-    # In this process reading is done in the background, and segments are told.
+    # In this process files are read in the background, and the progress of segments is shown.
     in_process = map is builtins.map
     scorer = Scorer.of(job.settings, job.device, job.mapss) if in_process else _describing(job)
     options = None if job.mapss is not None else scoring.storable(job.settings)

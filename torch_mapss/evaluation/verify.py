@@ -216,7 +216,7 @@ def _pooled_again(results: Results) -> tuple[int, list[str]]:
                 continue
             table = pooled.columns(_frame_scores(frames, measures))
             if results.settings.get("excerpts") is not None:
-                # Bleed is of the whole signal; the file has the frames of excerpts alone.
+                # Bleed is of the whole signal, but the file has only the frames of excerpts.
                 table = table.drop(columns="bleed_db", errors="ignore")
             names = {"mixture_id": mixture, "system": system}
             tables.append(table.assign(**names, source=sources[frames.attributed]))

@@ -73,7 +73,7 @@ def perceptual_match(
     """PM, freedom from distortion, of every item of a batch: in [0, 1], higher is better.
 
     Args:
-        preds, target, mapss, options: as for :func:`perceptual_separation`.
+        preds, target, mapss, options: as in :func:`perceptual_separation`.
         reduction: ``"mean"`` over frames and sources, (B,); ``"source"``: (B, S'); ``"none"``:
             frame scores (B, S', F).
         log: log PM, at most 0: its mean over frames still ranks where PM has saturated at 0.
@@ -82,7 +82,7 @@ def perceptual_match(
         The scores, differentiable in ``preds``, NaN where undefined (see the module).
 
     Raises:
-        TypeError, ValueError: as for :func:`perceptual_separation`.
+        TypeError, ValueError: as in :func:`perceptual_separation`.
     """
     return _per_item("log_pm" if log else "pm", preds, target, mapss, **options)
 
@@ -95,7 +95,7 @@ def clearance(preds: Tensor, target: Target, mapss: MAPSS | None = None, **optio
     no download.
 
     Args:
-        preds, target, mapss, options: as for :func:`perceptual_separation`.
+        preds, target, mapss, options: as in :func:`perceptual_separation`.
         reduction: ``"mean"`` over frames and sources, (B,); ``"source"``: (B, S'); ``"none"``:
             frame scores (B, S', F).
 
@@ -103,7 +103,7 @@ def clearance(preds: Tensor, target: Target, mapss: MAPSS | None = None, **optio
         The scores, differentiable in ``preds``, NaN where undefined (see the module).
 
     Raises:
-        TypeError, ValueError: as for :func:`perceptual_separation`.
+        TypeError, ValueError: as in :func:`perceptual_separation`.
     """
     return _per_item("clearance", preds, target, mapss, **options)
 
@@ -116,13 +116,13 @@ def fidelity(preds: Tensor, target: Target, mapss: MAPSS | None = None, **option
     clearance is below 0.1.
 
     Args:
-        preds, target, mapss, reduction, options: as for :func:`clearance`.
+        preds, target, mapss, reduction, options: as in :func:`clearance`.
 
     Returns:
         The scores, (B,), (B, S') or (B, S', F), differentiable in ``preds``, NaN where undefined.
 
     Raises:
-        TypeError, ValueError: as for :func:`perceptual_separation`.
+        TypeError, ValueError: as in :func:`perceptual_separation`.
     """
     return _per_item("fidelity", preds, target, mapss, **options)
 
@@ -135,13 +135,13 @@ def bleed(preds: Tensor, target: Target, mapss: MAPSS | None = None, **options: 
     power, within ±100 dB.
 
     Args:
-        preds, target, mapss, reduction, options: as for :func:`clearance`.
+        preds, target, mapss, reduction, options: as in :func:`clearance`.
 
     Returns:
         The levels, (B,), (B, S') or (B, S', F), NaN without such a frame.
 
     Raises:
-        TypeError, ValueError: as for :func:`perceptual_separation`.
+        TypeError, ValueError: as in :func:`perceptual_separation`.
     """
     return _per_item("bleed_db", preds, target, mapss, **options)
 

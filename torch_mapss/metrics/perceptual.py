@@ -236,12 +236,12 @@ class PerceptualMatch(SingleScore):
     """Mean PM over a set: how undistorted the estimates are.
 
     In [0, 1], higher is better: 1 is indistinguishable from the reference, 0 is farther out than
-    all distortions of the reference. Input as for :class:`PerceptualSeparation`.
+    all distortions of the reference. Input as in :class:`PerceptualSeparation`.
 
     Args:
         mapss, encoder, attributed, keep_items, frames, pit, kwargs: as for
             :class:`PerceptualSeparation`.
-        reduction: ``"mean"``, ``"source"`` or ``"none"``, as for :class:`PerceptualSeparation`;
+        reduction: ``"mean"``, ``"source"`` or ``"none"``, as in :class:`PerceptualSeparation`;
             the paper's pooling of PM is the mean.
         log: accumulate log PM, at most 0. PM saturates at 0 on audible distortion; its log still
             ranks.
@@ -282,7 +282,7 @@ class Clearance(SingleScore):
         mapss, encoder, attributed, keep_items, frames, pit, kwargs: as for
             :class:`PerceptualSeparation`; without ``mapss`` no encoder is loaded but the one of
             ``decomposition_encoder``, ``"mel"``.
-        reduction: ``"mean"``, ``"source"`` or ``"none"``, as for :class:`PerceptualSeparation`.
+        reduction: ``"mean"``, ``"source"`` or ``"none"``, as in :class:`PerceptualSeparation`.
 
     Example:
         >>> import torch

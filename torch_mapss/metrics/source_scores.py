@@ -18,13 +18,13 @@ from torch_mapss.score_table import SCORES
 
 
 class SourceScores(ScoreMetric):
-    """All scores over a set, as a dictionary: the way to log several of them.
+    """Mean of all scores over a set, as a dictionary; the way to log several scores.
 
-    A batch is encoded and scored once for everything that ``mapss`` computes, and SI-SDR is added,
-    which costs nothing. ``compute()`` and ``forward()`` return the mean over items of every score
-    by its name, as in the tables of the command line: ``clearance``, ``fidelity``, ``ps``, ``pm``,
-    ``log_pm``, ``bleed_db``, ``si_sdr``, with ``bss=True`` ``sdr``, ``sir`` and ``sar``, then other
-    poolings and diagnostics. Input as for :class:`PerceptualSeparation`.
+    A batch is encoded and scored once for all measures of ``mapss``, and SI-SDR is added at no
+    cost. ``compute()`` and ``forward()`` return the mean over items of every score by its name, as
+    in the tables of the command line: ``clearance``, ``fidelity``, ``ps``, ``pm``, ``log_pm``,
+    ``bleed_db``, ``si_sdr``, with ``bss=True`` ``sdr``, ``sir`` and ``sar``, then other poolings
+    and diagnostics. Input as in :class:`PerceptualSeparation`.
 
     In Lightning::
 
@@ -43,17 +43,20 @@ class SourceScores(ScoreMetric):
     prefix="val/")``.
 
     Args:
-        mapss: scores, and says which measures. Give one to all metrics and losses.
-        encoder: makes a MAPSS of all measures if ``mapss`` is None. None: the default encoder.
-        attributed, frames, seed, pit, kwargs: as for :class:`PerceptualSeparation`.
+        mapss: the scorer, which also selects the measures. Pass the same one to all metrics and
+            losses.
+        encoder: encoder of a new MAPSS with all measures, if ``mapss`` is None; None: the default
+            encoder.
+        attributed, frames, seed, pit, kwargs: as in :class:`PerceptualSeparation`.
         keep_items: also keep every item's scores, on the CPU, for :meth:`item_scores`.
         bss: add SDR, SIR and SAR of BSS Eval in dB, with filters of 512 taps, at the encoder's
-            sample rate. An estimate is compared with all references, whichever estimates there are
-            beside it. Needs fast_bss_eval (``pip install torch_mapss[bss]``).
+            sample rate. An estimate is compared with all references, whatever other estimates there
+            are. Needs fast_bss_eval (``pip install torch_mapss[bss]``).
 
     Attributes:
         mapss: the MAPSS in use.
-        skipped: score -> items in which it is undefined so far; they are left out of its mean.
+        skipped: number of items in which a score is undefined so far, by score; its mean leaves
+            them out.
 
     Raises:
         TypeError, ValueError: arguments that do not fit, see the message.
@@ -83,7 +86,7 @@ class SourceScores(ScoreMetric):
         **kwargs: Any,
     ) -> None:
         if bss:
-            bss_package()  # what would fail at the first batch fails here
+            bss_package()  # fail now rather than at the first batch
         super().__init__(
             mapss,
             None,
@@ -99,7 +102,7 @@ class SourceScores(ScoreMetric):
 
     @property
     def skipped(self) -> dict[str, int]:
-        """Items handed in whose score is undefined since the last reset, on this process."""
+        """Items with an undefined score since the last reset, counted by score, on this process."""
         counts = (self.seen - self.items).tolist()
         return dict(zip(self._names, counts))
 
@@ -111,7 +114,7 @@ class SourceScores(ScoreMetric):
 
     @eager
     def compute(self) -> dict[str, Tensor]:
-        """Score -> its mean over everything accumulated.
+        """Means over everything accumulated, by score.
 
         Returns:
             0-dim float tensors. NaN for a score that no item has, such as bleed where no source
@@ -129,7 +132,7 @@ class SourceScores(ScoreMetric):
 
     @eager
     def item_scores(self) -> dict[str, Tensor]:
-        """Score -> one row per item handed in, NaN where undefined.
+        """Scores of each item by name, NaN where undefined.
 
         Returns:
             (n, S') each, on the CPU, in the order of the updates, of this process (of all of them

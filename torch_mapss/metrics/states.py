@@ -105,7 +105,7 @@ def batch_sums(values: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
 
     Args:
         values: (B, K, S') scores, NaN where undefined.
-        dtype: of the sums.
+        dtype: dtype of the sums.
 
     Returns:
         Name of a state -> what is added to it. The sums are differentiable in ``values``.

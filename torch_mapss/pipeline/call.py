@@ -98,7 +98,7 @@ def make_call(
     if pit is not None:
         inputs.check_permutable(source_of_estimate, sources, pit)
     true = inputs.true_lengths(config, lengths, len(waves), samples, references)
-    # What a bank holds was checked as it was prepared: of a long clip it may be excerpts alone.
+    # A bank was checked when it was prepared; of a long clip it may hold only excerpts.
     longest = 0 if isinstance(references, ReferenceBank) else max(true)
     config.check(measures, sources, longest)
     waves, valid = inputs.valid_waveforms(waves, "estimates", true, config.check_finite)

@@ -194,26 +194,28 @@ class Copies(NamedTuple):
         slots = {name: np.where(has, has.cumsum(-1) - 1, -1) for name, has in self.present.items()}
         counts = {name: has.sum(-1, keepdims=True) for name, has in self.present.items()}
         filled = {name: np.arange(count.max()) < count for name, count in counts.items()}
-        users: dict[Encoder, list[str]] = {}
+        measures_of_encoder: dict[Encoder, list[str]] = {}
         for name in slots:
-            users.setdefault(self.config.encoder_of(name), []).append(name)
+            measures_of_encoder.setdefault(self.config.encoder_of(name), []).append(name)
         distortions: dict[str, Tensor] = {}  # (b, S, P, F, M) by measure
         for rows, copies in self.made(waves, start):
             levelled = level(rows, copies)
-            for encoder, names in users.items():
-                used = {name: np.flatnonzero(slots[name][tuple(rows)] >= 0) for name in names}
-                used_by_any = np.unique(np.concatenate([*used.values()]))
-                if len(used_by_any) == 0:
+            for encoder, names in measures_of_encoder.items():
+                columns_by_measure = {
+                    name: np.flatnonzero(slots[name][tuple(rows)] >= 0) for name in names
+                }
+                needed_columns = np.unique(np.concatenate([*columns_by_measure.values()]))
+                if len(needed_columns) == 0:
                     continue
-                embeddings = encoding(encoder, _select_rows(levelled, used_by_any))
-                for name, columns in used.items():
+                embeddings = encoding(encoder, _select_rows(levelled, needed_columns))
+                for name, columns in columns_by_measure.items():
                     if name not in distortions:
                         blank = embeddings.new_empty if filled[name].all() else embeddings.new_zeros
                         distortions[name] = blank((*filled[name].shape, *embeddings.shape[1:]))
                     item, source, member = rows[:, columns]
                     slot = slots[name][item, source, member]
                     index = as_index(np.stack([item, source, slot]), embeddings.device)
-                    position = np.searchsorted(used_by_any, columns)
+                    position = np.searchsorted(needed_columns, columns)
                     distortions[name][index] = _select_rows(embeddings, position)
         encoded = {}
         for name, has in filled.items():

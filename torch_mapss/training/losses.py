@@ -359,13 +359,13 @@ class MatchLoss(PerceptualLoss):
     """Distortion as a loss: log(1 - log PM), -log PM, or 1 - PM.
 
     Args:
-        mapss: as for :class:`SeparationLoss`.
+        mapss: as in :class:`SeparationLoss`.
         mode: ``"log1p"`` is log(1 - log PM), computed from the logarithm: an output far outside its
             cluster, whose PM has underflown to 0, still has a slope, but costs only a few units, so
             that hopeless frames do not outweigh the rest. ``"log"`` is -log PM: it has the same
             order and the same slopes near a good output, but is unbounded, reaching hundreds for an
             output with audible leakage. ``"linear"`` is 1 - PM, in [0, 1], flat once PM is 0.
-        options: as for :class:`SeparationLoss`.
+        options: as in :class:`SeparationLoss`.
     """
 
     def __init__(self, mapss: MAPSS | None = None, *, mode: str = "log1p", **options: Any) -> None:
@@ -384,7 +384,7 @@ class ClearanceLoss(PerceptualLoss):
     ``weighting="energy"`` gives them next to no weight.
 
     Args:
-        mapss, options: as for :class:`SeparationLoss`; ``decomposition_bank`` and
+        mapss, options: as in :class:`SeparationLoss`; ``decomposition_bank`` and
             ``decomposition_encoder`` choose what it sees.
     """
 
@@ -400,7 +400,7 @@ class FidelityLoss(PerceptualLoss):
     cannot detect swapped outputs, so ``pit="loss"`` is refused.
 
     Args:
-        mapss, options: as for :class:`ClearanceLoss`.
+        mapss, options: as in :class:`ClearanceLoss`.
     """
 
     def __init__(self, mapss: MAPSS | None = None, **options: Any) -> None:
@@ -415,7 +415,7 @@ class DecompositionLoss(PerceptualLoss):
     of value 1: start from the mixture, or set ``pit``.
 
     Args:
-        mapss, options: as for :class:`ClearanceLoss`.
+        mapss, options: as in :class:`ClearanceLoss`.
         clearance, fidelity: weights of the two terms.
         si_sdr: weight of -SI-SDR, in 1/dB, as in :class:`MAPSSLoss`.
 
@@ -452,7 +452,7 @@ class BleedLoss(PerceptualLoss):
     same, whatever ``weighting``.
 
     Args:
-        mapss, options: as for :class:`SeparationLoss`.
+        mapss, options: as in :class:`SeparationLoss`.
         floor_db: bleed below it costs nothing.
     """
 
@@ -472,7 +472,7 @@ class MAPSSLoss(PerceptualLoss):
     defined frames.
 
     Args:
-        mapss: as for :class:`SeparationLoss`.
+        mapss: as in :class:`SeparationLoss`.
         clearance, fidelity: weights of the terms of :class:`DecompositionLoss`.
         separation: weight of the PS term; 0 removes the term and its cost.
         match: weight of the PM term. With the defaults, both have similar gradients on the outputs
@@ -488,7 +488,7 @@ class MAPSSLoss(PerceptualLoss):
             compared.
         separation_mode, match_mode: ``mode`` of :class:`SeparationLoss` and :class:`MatchLoss`.
         floor_db: floor of :class:`BleedLoss`.
-        options: as for :class:`SeparationLoss`.
+        options: as in :class:`SeparationLoss`.
 
     Attributes:
         weights: the weights by name, a dictionary that may be changed between calls.

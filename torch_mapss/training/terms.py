@@ -164,9 +164,9 @@ def estimate_term(name: str, weight: float, losses: FrameLosses, frame_weights: 
     """A term of frames as the mean of each estimate.
 
     Args:
-        name: of the weight.
-        weight: of the term in the loss.
-        losses: of the frames.
+        name: name of the weight.
+        weight: weight of the term in the loss.
+        losses: losses of the frames.
         frame_weights: (B, S', F) at least 0.
     """
     weights = frame_weights if losses.weighted else torch.ones_like(frame_weights)
