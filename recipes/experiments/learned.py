@@ -12,9 +12,11 @@ are, ``mapss_by_talker.json`` and ``ratings_by_talker.csv``. No data comes with 
 SRCC is taken over all outputs of a set (pooled), and over the systems of a track and averaged
 (within tracks); intervals resample tracks. Every frame counts; ``--also-frames N`` draws N frames a
 clip for PS and PM of further sets, ``--also-map`` computes them by fewer encoders, and
-``--also-map-mixtures`` of fewer mixtures. Two files keep the rows: ``pair.csv`` clearance, fidelity
-and bleed, ``map.csv`` PS and PM; each row says the commit that made it, and the page repeats it.
-Layers of one Whisper are read from one pass.
+``--also-map-mixtures`` of fewer mixtures. ``--baselines`` are encoders that the others are compared
+with, output by output: ``mel``, or the same network with random weights.
+
+Two files keep the rows: ``pair.csv`` clearance, fidelity and bleed, ``map.csv`` PS and PM; each row
+says the commit that made it, and the page repeats it. Layers of one Whisper are read from one pass.
 
 Weights: ``benchmarks/whisper_from_ctranslate2.py`` turns a CTranslate2 model into a folder for
 ``--encoders FOLDER@LAYER``; ``untrained.py`` makes the same shapes with random weights.
@@ -358,6 +360,7 @@ def page(
     main_set, *further = rated_sets(options)
     encoders = [toolkit.shown(encoder) for encoder in options.encoders]
     base = encoders[0]
+    baselines = [toolkit.shown(encoder) for encoder in options.baselines] or [base]
     outputs = rows_by_family["pair"].where(dataset=main_set.name, encoder=base)
     mixtures = {row["mixture"] for row in outputs}
     about = (
@@ -371,7 +374,8 @@ def page(
         table = table_of(rows_by_family, main_set, question, encoders)
         for pooling, words in POOLINGS.items():
             text += ["", f"## {question}, {words}", "", crossed(table, pooling)]
-        text += ["", f"Within tracks, less `{base}`, paired:", "", gains(table, base)]
+        for baseline in baselines:
+            text += ["", f"Within tracks, less `{baseline}`, paired:", "", gains(table, baseline)]
         bleed = [key_of("bleed_db", base)]
         names: list[str] = []
         if options.objective is not None:
@@ -397,7 +401,8 @@ def page(
         for question in rated_set.ratings.questions:
             table = table_of(rows_by_family, rated_set, question, encoders)
             text += ["", f"### {question}", "", crossed(table, "per_track")]
-            text += ["", f"Less `{base}`, paired:", "", gains(table, base)]
+            for baseline in baselines:
+                text += ["", f"Less `{baseline}`, paired:", "", gains(table, baseline)]
     return text
 
 
@@ -414,6 +419,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, toolkit.Rows]:
         "--also-map-mixtures", type=int, metavar="N", help="for PS and PM there, evenly spaced"
     )
     parser.add_argument("--objective", type=Path, help="CSV: track, system, other measures")
+    parser.add_argument(
+        "--baselines", nargs="+", default=[], metavar="NAME[@LAYER]", help="default: --encoders[0]"
+    )
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=[*FAMILIES])
     options = parser.parse_args(arguments)
     rows_by_family = {family: score(options, family) for family in options.families}

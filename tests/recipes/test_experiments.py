@@ -285,6 +285,7 @@ def test_encoders_on_several_rated_sets_beside_other_measures(rated, tmp_path):
     arguments = [*rated, "--out", str(out), "--also", str(further), "--also-frames", "4"]
     arguments += ["--objective", str(objective), "--encoders", "mel", "waveform", *SMALL[2:]]
     arguments += ["--also-map", "mel", "--also-map-mixtures", "2"]
+    arguments += ["--baselines", "mel", "waveform"]
     rows = script.main(arguments)
     assert len(rows["pair"]) == 2 * 2 * 16  # hidden references among them
     assert len(rows["map"]) == 2 * 12 + 6
@@ -295,6 +296,7 @@ def test_encoders_on_several_rated_sets_beside_other_measures(rated, tmp_path):
         "| `waveform` | 0.00 [0.00, 0.00] | 0.00 [0.00, 0.00] | – |",  # PS by mel alone
         "## The same encoders on `further`",
         "PS and PM of 2 of these tracks, evenly spaced.",
+        "Within tracks, less `waveform`, paired:",
         "| `emb_mse_x` | 0.9",  # lower is better: turned
     ):
         assert fragment in page, fragment
