@@ -142,7 +142,7 @@ def test_text_is_refused_by_the_name_of_its_argument(
     function: Callable[..., Any], argument: str, number: Any, text: str
 ) -> None:
     settings = QUICK if function is _evaluated else {}
-    with pytest.raises((TypeError, ValueError), match=argument.removeprefix("bank_")):
+    with pytest.raises((TypeError, ValueError), match=argument):
         function(**settings, **{argument: text})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -16,7 +17,7 @@ from typing import Any
 
 import pandas
 import pytest
-from separations import environment, small_mapss, write_manifest
+from separations import environment, python, small_mapss, write_manifest
 
 from torch_mapss import evaluate, evaluate_set, score_mixture
 from torch_mapss.evaluation import cli, engines
@@ -316,3 +317,56 @@ def test_ray_and_submitit(tiny, expected, tmp_path, monkeypatch):
     evaluate_set(tiny, out=tmp_path / "submitit", map=engine, **QUICK)
     assert contents(tmp_path / "submitit") == expected
     assert load_results(tmp_path / "ray").pending == ()
+
+
+# ------------------------------------------------------------------ What the system has not, or few
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EACCES])
+def test_a_file_system_without_locks(number, tiny, expected, tmp_path, monkeypatch):
+    """As network folders may be: nothing is locked, so nothing is refused and nothing waits."""
+    fcntl = pytest.importorskip("fcntl")
+
+    def refused(*arguments: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    monkeypatch.setattr(fcntl, "lockf", refused)
+    command = ["evaluate", str(tiny), "--out", str(tmp_path), "--measures", "bleed", "--quiet"]
+    assert cli.main(command) == 0
+    assert contents(tmp_path).keys() == expected.keys()
+    assert not [*tmp_path.rglob("*lock*")]
+
+
+MANY_REPORTS = """
+import multiprocessing, os, resource
+from concurrent.futures import ProcessPoolExecutor
+import torch
+from torch_mapss import MAPSS, evaluate
+
+def report(number):
+    torch.set_num_threads(1)
+    references = torch.randn(2, 1600, generator=torch.Generator().manual_seed(number))
+    global mapss
+    mapss = globals().get("mapss") or MAPSS("mel", measures="bleed")
+    return evaluate(estimates=references + 0.3 * references.flip(0), references=references,
+                    mapss=mapss)
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        before = len(os.listdir("/proc/self/fd"))
+        reports = [*pool.map(report, range(1000))]
+        after = len(os.listdir("/proc/self/fd"))
+    print(len(reports), after - before, len({float(r.scores["si_sdr"][0]) for r in reports}))
+"""
+
+
+@pytest.mark.slow
+def test_a_thousand_reports_of_a_pool_under_a_limit_of_open_files(tmp_path):
+    """Tensors sent as shared memory would keep files open: eight for each report."""
+    program = tmp_path / "reports.py"
+    program.write_text(MANY_REPORTS, encoding="utf-8")
+    count, opened, unlike = map(int, python("-W", "ignore", str(program)).split())
+    assert (count, unlike) == (1000, 1000)
+    assert opened < 20

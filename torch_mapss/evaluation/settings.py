@@ -167,7 +167,8 @@ def mapss_of(
     if {"bank_size", "only", "without"} & set(arguments):
         chosen = {name: arguments.pop(name) for name in BANK_SETTINGS if name in arguments}
         arguments = _banks(**chosen) | arguments
-    arguments["segment"] = arguments.get("segment", "auto") or None  # 0: whole
+    segment = arguments.get("segment", "auto")
+    arguments["segment"] = None if segment == 0 and segment is not False else segment  # 0: whole
     scorer = MAPSS(**arguments)
     return scorer if device is None else scorer.to(device)
 
@@ -182,9 +183,12 @@ def _banks(
 
     ``bank_size`` applies only to PS and PM; clearance and fidelity keep their default members.
     """
+    from torch_mapss.core import checks
     from torch_mapss.distortions import DistortionBank
     from torch_mapss.pipeline.config import distortion_banks
 
+    if bank_size is not None:
+        checks.check_whole(bank_size, "bank_size", 1)
     only = [only] if isinstance(only, str) else only
     without = [without] if isinstance(without, str) else without
     kinds = ("separation", "match")
