@@ -10,12 +10,15 @@ picture of the report page needs Chromium.
 from __future__ import annotations
 
 import argparse
+import importlib
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -412,19 +415,18 @@ def report(path: Path) -> None:
 
 def experiment_module(name: str) -> Any:
     """A script of ``recipes/experiments`` as a module."""
-    import importlib
-
     folder = str(HERE / "experiments")
     if folder not in sys.path:
         sys.path.append(folder)
     return importlib.import_module(name)
 
 
-def quietly() -> Any:
-    """Warnings about made-up estimates are expected here."""
-    import warnings
-
-    return warnings.catch_warnings(action="ignore")
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without warnings, which are expected of made-up estimates."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def save(figure: Figure, path: Path) -> None:

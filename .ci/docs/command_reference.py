@@ -15,12 +15,18 @@ from torch_mapss.evaluation.cli import build_parser
 
 
 def escaped(text: str) -> str:
-    """Help text as reStructuredText, in which only backticks keep their meaning."""
-    code = re.compile(r"(`[^`\n]+`)")
-    return "".join(
-        piece if code.fullmatch(piece) else re.sub(r"([\\*|_<>])", r"\\\1", piece)
-        for piece in code.split(text)
-    )
+    """Help text as reStructuredText, in which only backticks keep their meaning.
+
+    Options become code, where two hyphens stay two hyphens.
+    """
+    code = re.compile(r"(`[^`\n]+`|(?<![\w-])--[a-z][a-z-]+)")
+    pieces = []
+    for piece in code.split(text):
+        if not code.fullmatch(piece):
+            pieces.append(re.sub(r"([\\*|_<>])", r"\\\1", piece))
+        else:
+            pieces.append(piece if piece.startswith("`") else f"`{piece}`")
+    return "".join(pieces)
 
 
 def indented(lines: Iterable[str]) -> list[str]:
