@@ -280,7 +280,7 @@ def test_help_needs_neither_torch_nor_much_time():
     for words in (
         "clearance 0 to 1, 1: as far from the other sources",
         "Exit codes: 0",
-        "brought to the encoder's",
+        "resampled to the encoder's rate",
     ):
         assert words in told
 
