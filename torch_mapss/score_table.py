@@ -283,7 +283,7 @@ def score_names(names: str | Iterable[str], available: Iterable[str] = SCORES) -
     return tuple(dict.fromkeys(chosen))
 
 
-def present(columns: Iterable[Any], ranked: bool | None = None) -> tuple[str, ...]:
+def scores_in(columns: Iterable[Any], ranked: bool | None = None) -> tuple[str, ...]:
     """Names of the scores among the columns of a table, in order.
 
     Args:
@@ -291,7 +291,7 @@ def present(columns: Iterable[Any], ranked: bool | None = None) -> tuple[str, ..
         ranked: only scores that systems are ranked by (True), or only the others (False).
 
     Example:
-        >>> present(["system", "log_pm", "ps", "foreign_distance"], ranked=True)
+        >>> scores_in(["system", "log_pm", "ps", "foreign_distance"], ranked=True)
         ('ps', 'log_pm')
     """
     names = set(columns)

@@ -30,7 +30,7 @@ from torch_mapss.encoders import encoder_table
 from torch_mapss.evaluation import cli
 from torch_mapss.evaluation.commands import arguments
 from torch_mapss.evaluation.settings import checked_names, read_config, storable
-from torch_mapss.score_table import SCORES, present
+from torch_mapss.score_table import SCORES, scores_in
 
 RANKED_WITH_ENCODER = tuple(
     name for name in SCORES if SCORES[name].ranked and SCORES[name].measure != "bss"
@@ -104,7 +104,7 @@ def test_without_an_encoder_nothing_is_fetched(tmp_path, files, monkeypatch, cap
         out = tmp_path / "-".join(["out", *options]).replace("--", "")
         assert cli.main([*command, str(out), *options]) == 0
         table = pd.read_csv(out / "scores.csv")
-        assert [*present(table, ranked=True)] == names
+        assert [*scores_in(table, ranked=True)] == names
     settings = json.loads((tmp_path / "out" / "settings.json").read_text())["settings"]
     assert settings["decomposition_encoder"]["name"] == "mel"
     assert cli.main([*command, str(tmp_path / "x"), "--measures", "ps", "match"]) == 2

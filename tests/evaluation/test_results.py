@@ -21,7 +21,7 @@ from torch_mapss.evaluation.results import Results, load_results, records
 from torch_mapss.evaluation.results_folder import frames_path
 from torch_mapss.evaluation.settings import read_config
 from torch_mapss.evaluation.shard import Shard
-from torch_mapss.score_table import FRAME_SCORES, SCORES, present
+from torch_mapss.score_table import FRAME_SCORES, SCORES, scores_in
 
 # Without --measures bss.
 MEASURED = tuple(name for name, score in SCORES.items() if score.measure != "bss")
@@ -205,7 +205,7 @@ def test_exports_hold_what_the_records_tell(results):
         table = pandas.read_csv(Path(results.folder, f"{name}.csv"), keep_default_na=False)
         expected = getattr(results, name)
         assert [*table] == [*expected]
-        for column in present(table):
+        for column in scores_in(table):
             values = pandas.to_numeric(table[column], errors="coerce")
             np.testing.assert_array_equal(values, expected[column])
 

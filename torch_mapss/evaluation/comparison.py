@@ -27,7 +27,7 @@ from torch_mapss.evaluation.results import Results, load_results
 from torch_mapss.evaluation.significance import p_text
 from torch_mapss.evaluation.text_page import Page, Table
 from torch_mapss.evaluation.verdict import enumerated
-from torch_mapss.score_table import SCORES, present, score_label, score_names, score_text
+from torch_mapss.score_table import SCORES, score_label, score_names, score_text, scores_in
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -329,7 +329,7 @@ def compare(
     items = pandas.concat([folder.items for folder in loaded], ignore_index=True)
     rows = pandas.concat([folder.scores for folder in loaded], ignore_index=True)
     if measures is not None:
-        ranked = present(items, ranked=True)
+        ranked = scores_in(items, ranked=True)
         items = items.drop(columns={*ranked} - {*score_names(measures, ranked)})
     scores = tables.compared_scores(items, rows, weight, systems, controls)
     bootstrap = significance.Bootstrap(confidence, seed=seed)

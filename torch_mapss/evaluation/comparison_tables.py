@@ -17,7 +17,7 @@ import numpy as np
 from torch_mapss.evaluation import io, significance
 from torch_mapss.evaluation.manifest import CONTROL
 from torch_mapss.evaluation.significance import FEW, Array, Bootstrap
-from torch_mapss.score_table import SCORES, present, score_text
+from torch_mapss.score_table import SCORES, score_text, scores_in
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -145,7 +145,7 @@ def compared_scores(
             none is left.
     """
     items = _chosen(_one_spelling(items, _ITEM), systems, controls)
-    measures = list(present(items, ranked=True))
+    measures = list(scores_in(items, ranked=True))
     unlike = items.groupby(_ITEM)[measures].nunique(dropna=False).gt(1).any(axis=1)
     if unlike.any():
         mixture, system = unlike.index[unlike.to_numpy()][0]

@@ -37,7 +37,7 @@ from torch_mapss.evaluation.csv_input import read_csv_table
 from torch_mapss.evaluation.ratings import KEYS, Stimuli, join, load_ratings
 from torch_mapss.evaluation.results import Results, load_results
 from torch_mapss.evaluation.significance import FEW, holm
-from torch_mapss.score_table import SCORES, present, score_label, score_names
+from torch_mapss.score_table import SCORES, score_label, score_names, scores_in
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -261,7 +261,7 @@ def _measures_of(stimuli: DataFrame, measures: str | Sequence[str] | None) -> li
     described = {*KEYS, "is_system", "rating", "cluster", *SCORES, *bounds}
     numeric = stimuli.select_dtypes("number").columns
     rivals = [str(name) for name in stimuli if name not in described and name in numeric]
-    available = [*present(stimuli), *rivals]
+    available = [*scores_in(stimuli), *rivals]
     if measures is not None:
         return [*score_names(measures, available)]
     return [name for name in available if name not in SCORES or not SCORES[name].diagnostic]

@@ -22,7 +22,7 @@ from torch_mapss.evaluation import io, plots
 from torch_mapss.evaluation.report import Report, plot_reports
 from torch_mapss.evaluation.score import evaluate
 from torch_mapss.pipeline.mapss import MAPSS
-from torch_mapss.score_table import SCORES, present, score_label, score_text
+from torch_mapss.score_table import SCORES, score_label, score_text, scores_in
 
 VOICES = ("low voice", "high voice")
 _CLIPS = ("voice_low.flac", "voice_high.flac")
@@ -102,7 +102,7 @@ def run(folder: str | os.PathLike[str], encoder: str = "mel") -> str:
 
 def text(reports: Sequence[Report]) -> str:
     """The table of the demo, with what its numbers mean."""
-    names = [n for n in present(reports[0].scores, ranked=True) if n != "bleed_db"]
+    names = [n for n in scores_in(reports[0].scores, ranked=True) if n != "bleed_db"]
     columns = ["estimate", "source", "leakage", *map(score_label, names)]
     rows = []
     for grade, report in zip(GRADES, reports):

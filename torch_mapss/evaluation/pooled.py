@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torch_mapss.core.pooling import masked_mean
 from torch_mapss.pipeline.scores import BOUNDED, ScoreBounds, Scores
-from torch_mapss.score_table import FRAME_SCORES, present, scores_of
+from torch_mapss.score_table import FRAME_SCORES, scores_in, scores_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -120,7 +120,7 @@ def sampling(channels: Sequence[Scores], inside: Tensor) -> tuple[DataFrame, dic
         remaining = ~inside[:, excerpt]
         of_channels = [columns(selected(scores, remaining)) for scores in channels]
         table = mean_over_channels(of_channels)
-        names = [name for name in present(table) if name != "bleed_db"]
+        names = [name for name in scores_in(table) if name != "bleed_db"]
         tables.append(table[names])
     means = pandas.DataFrame([table.mean() for table in tables])
     # sqrt((n - 1) / n · Σ (without one - mean)²) = (n - 1) times the standard error of their mean.

@@ -41,7 +41,7 @@ from torch_mapss.evaluation.records import (
 )
 from torch_mapss.evaluation.results import load_results, write_tables
 from torch_mapss.evaluation.text_page import Page, Table
-from torch_mapss.score_table import FRAME_SCORES, SCORES, present, score_label, score_text
+from torch_mapss.score_table import FRAME_SCORES, SCORES, score_label, score_text, scores_in
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -127,7 +127,7 @@ class Report:
 
     def means(self) -> dict[str, float]:
         """Scores of the item: means over the estimates that have a score, else NaN."""
-        return {name: float(self.scores[name].mean()) for name in present(self.scores)}
+        return {name: float(self.scores[name].mean()) for name in scores_in(self.scores)}
 
     def summary(self) -> str:
         """Table to print, with counts, the meaning of the numbers, and notes on the input."""
@@ -135,13 +135,13 @@ class Report:
 
     def meanings(self) -> list[str]:
         """Meaning of its scores, one sentence each."""
-        return [f"{SCORES[name].meaning}." for name in present(self.scores, ranked=True)]
+        return [f"{SCORES[name].meaning}." for name in scores_in(self.scores, ranked=True)]
 
     __str__ = summary
 
     def __repr__(self) -> str:
         """Five lines: signals, means, counts, warnings, and methods to continue with."""
-        names = present(self.scores, ranked=True)
+        names = scores_in(self.scores, ranked=True)
         means = {name: score_text(name, self.scores[name].mean()) for name in names}
         texts = (f"{score_label(name)} {mean}" for name, mean in means.items())
         kinds = ", ".join(dict.fromkeys(finding.kind for finding in self.findings)) or "none"
@@ -175,7 +175,7 @@ class Report:
         blank = [""] * len(below)
         columns = [["source", *self.sources, *below]]
         columns.append(["estimate", *(clip.name for clip in self.estimates), *blank])
-        for name in present(self.scores, ranked=True):
+        for name in scores_in(self.scores, ranked=True):
             shown = {score_label(name): self.scores[name]}
             if f"{name}_tail" in self.scores:
                 shown["±"] = self.scores[f"{name}_radius"] + self.scores[f"{name}_tail"]
@@ -192,7 +192,7 @@ class Report:
             return []
         table = self.channels
         columns = [["source", *table["source"]], ["channel", *table["channel"].map(str)]]
-        for name in present(table, ranked=True):
+        for name in scores_in(table, ranked=True):
             columns.append([score_label(name), *(score_text(name, x) for x in table[name])])
         header, *rows = zip(*columns)
         return [Table(header, rows, title="By channel")]

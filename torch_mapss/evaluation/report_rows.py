@@ -10,7 +10,7 @@ from torch_mapss.evaluation import audio_input, input_checks
 from torch_mapss.evaluation.input_checks import Inspection, SystemSignals
 from torch_mapss.evaluation.settings import ScoringSettings
 from torch_mapss.pipeline.scores import Scores
-from torch_mapss.score_table import present
+from torch_mapss.score_table import scores_in
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -27,7 +27,7 @@ def estimate_rows(inspected: Inspection, scores: Scores, columns: DataFrame) -> 
     lags = [math.nan if lag is None else lag for lag in signals.lags]
     reference_bands = [inspected.reference_bands[source] for source in signals.attributed]
     values: dict[str, Any] = {str(name): column for name, column in columns.items()}
-    in_order = {name: values[name] for name in present(values)}
+    in_order = {name: values[name] for name in scores_in(values)}
     table: dict[str, Any] = {
         "source": [clip.name for clip in references],
         "source_index": signals.attributed,
@@ -65,7 +65,7 @@ def channel_rows(signals: SystemSignals, tables: Sequence[DataFrame]) -> DataFra
     of_channels = []
     for number, table in enumerate(tables, 1):
         index = {"source": names, "source_index": signals.attributed, "channel": number}
-        of_channels.append(pandas.DataFrame(index).join(table[[*present(table)]]))
+        of_channels.append(pandas.DataFrame(index).join(table[[*scores_in(table)]]))
     rows = pandas.concat(of_channels).sort_values(["source_index", "channel"])
     return rows.reset_index(drop=True)
 

@@ -42,7 +42,7 @@ from torch_mapss.evaluation.results_folder import (
     read_records,
 )
 from torch_mapss.evaluation.settings import ENCODERS
-from torch_mapss.score_table import present
+from torch_mapss.score_table import scores_in
 
 __all__ = ["Audio", "Results", "load_results", "records", "write_tables"]
 
@@ -92,7 +92,7 @@ class Results:
     @property
     def measures(self) -> tuple[str, ...]:
         """The scores in its tables, in the order of their columns."""
-        return present(self.items.columns)
+        return scores_in(self.items.columns)
 
     @cached_property
     def failures(self) -> tuple[str, ...]:

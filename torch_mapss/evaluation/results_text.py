@@ -8,13 +8,13 @@ from typing import Any
 
 from torch_mapss.evaluation.results import Results, records
 from torch_mapss.evaluation.text_page import Page, Table
-from torch_mapss.score_table import SCORES, present, score_label, score_text
+from torch_mapss.score_table import SCORES, score_label, score_text, scores_in
 
 
 def results_text(results: Results) -> str:
     """Means and counts of the systems, the meaning of the numbers, and notes."""
     summary, excerpts = results.summary, results.settings.get("excerpts")
-    names = present(summary.columns, ranked=True)
+    names = scores_in(summary.columns, ranked=True)
     counts = ("scored", "undefined", "failed")
     rows = []
     for row in records(summary):

@@ -28,7 +28,7 @@ from torch_mapss.evaluation.report_rows import channel_rows, estimate_rows, inpu
 from torch_mapss.evaluation.settings import ScoringSettings
 from torch_mapss.pipeline.energy_ratios import bss_package
 from torch_mapss.pipeline.scores import ScoreBounds, Scores
-from torch_mapss.score_table import present, scores_of
+from torch_mapss.score_table import scores_in, scores_of
 
 if TYPE_CHECKING:
     from torch_mapss.pipeline.mapss import MAPSS
@@ -388,7 +388,7 @@ class Scorer:
         frames = pooled.frames(scores)
         if self.settings.shown_measures is not None:
             shown = scores_of(self.settings.shown_measures)
-            hidden = [name for name in present(columns) if name not in shown]
+            hidden = [name for name in scores_in(columns) if name not in shown]
             columns = columns.drop(columns=hidden)
             of_channels = [table.drop(columns=hidden) for table in of_channels]
             frames = {name: values for name, values in frames.items() if name in shown}

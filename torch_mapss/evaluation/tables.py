@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch_mapss.evaluation import io
 from torch_mapss.evaluation.manifest import CONTROL, Mixture
 from torch_mapss.evaluation.records import Record, has_failed
-from torch_mapss.score_table import RANKED, present
+from torch_mapss.score_table import RANKED, scores_in
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -53,11 +53,11 @@ def scores_table(pairs: Sequence[Record]) -> DataFrame:
 
     rows = [row for record in pairs for row in record["rows"]]
     table = _rounded(_typed(pandas.DataFrame(rows)))
-    if not present(table.columns):  # every pair failed
+    if not scores_in(table.columns):  # every pair failed
         table = table.assign(**dict.fromkeys(RANKED, float("nan")))
     columns = [name for name in map(str, table.columns) if name not in (*_LEADING, *_TRAILING)]
     # Records of failed pairs lack the scores, and the first record may be one.
-    scores = present(columns)
+    scores = scores_in(columns)
     measured = [name for name in columns if name not in scores]
     return table[[*_LEADING, *scores, *measured, *_TRAILING]]
 
@@ -69,21 +69,21 @@ def channels_table(pairs: Sequence[Record]) -> DataFrame:
     leading = ["mixture_id", "system", "source", "source_index", "channel"]
     rows = [row for record in pairs for row in record.get("channels", ())]
     table = pandas.DataFrame(rows, columns=None if rows else leading)
-    return _rounded(_typed(table))[[*leading, *present(table.columns)]]
+    return _rounded(_typed(table))[[*leading, *scores_in(table.columns)]]
 
 
 def items_table(scores: DataFrame, pairs: Sequence[Record]) -> DataFrame:
     """One row per mixture and system: means over its estimates."""
     import pandas
 
-    names = [*present(scores.columns)]
+    names = [*scores_in(scores.columns)]
     means = scores.groupby(["mixture_id", "system"], sort=False)[names].mean().reset_index()
     return _rounded(means.join(_typed(pandas.DataFrame([record["item"] for record in pairs]))))
 
 
 def summary_table(items: DataFrame, scores: DataFrame, rate: float) -> DataFrame:
     """One row per system: means over its mixtures. ``rate`` is the encoder's, in Hz."""
-    names = [*present(items.columns)]
+    names = [*scores_in(items.columns)]
     by_system = items.groupby("system", sort=False)
     summary, errors = by_system[names].mean(), items.filter(regex="_se$")
     squares = errors.pow(2).groupby(items["system"], sort=False).mean()

@@ -27,7 +27,7 @@ from torch_mapss.evaluation.score import evaluate
 from torch_mapss.evaluation.settings import scoring_settings
 from torch_mapss.pipeline.measures import checked_measures
 from torch_mapss.pipeline.scores import Scores
-from torch_mapss.score_table import SCORES, present
+from torch_mapss.score_table import SCORES, scores_in
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -150,7 +150,7 @@ def _export_differences(results: Results, name: str) -> Iterator[str]:
     path = os.path.join(results.folder, f"{name}.csv")
     if not os.path.exists(path):
         return  # the run is not finished
-    keys, scores = _EXPORTS[name], present(table.columns)
+    keys, scores = _EXPORTS[name], scores_in(table.columns)
     try:
         exported = read_csv_table(path, keys, [*scores], "an exported table of results")
     except (OSError, ValueError) as error:
@@ -185,7 +185,7 @@ def _table_differences(
 
 def _distances(stored: DataFrame, current: DataFrame) -> DataFrame:
     """Distances between scores, relative above 1; infinite where only one is defined."""
-    before = stored[[name for name in present(stored.columns) if name in current]].astype(float)
+    before = stored[[name for name in scores_in(stored.columns) if name in current]].astype(float)
     recomputed = current.reindex(before.index)[[*before.columns]].astype(float)
     distances = ((recomputed - before).abs() / before.abs().clip(lower=1.0)).fillna(float("inf"))
     return distances.mask(before.isna() & recomputed.isna(), 0.0)
@@ -202,7 +202,7 @@ def _pooled_again(results: Results) -> tuple[int, list[str]]:
     pairs_with_channels = {*results.channels[_ITEM].itertuples(index=False, name=None)}
     if pairs_with_channels:
         of_estimates = results.channels.groupby(_ROWS, sort=False)
-        tables.append(of_estimates[[*present(results.channels)]].mean().reset_index())
+        tables.append(of_estimates[[*scores_in(results.channels)]].mean().reset_index())
     for mixture in scored["mixture_id"].unique():
         try:
             systems = results.frames(mixture).systems

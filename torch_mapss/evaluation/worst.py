@@ -26,10 +26,10 @@ from torch_mapss.evaluation.results import Results, records
 from torch_mapss.score_table import (
     FRAME_SCORES,
     SCORES,
-    present,
     score_label,
     score_names,
     score_text,
+    scores_in,
 )
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def worst_segments(
 
 def _listed_measures(results: Results, measures: str | Sequence[str] | None) -> tuple[str, ...]:
     """Names of the scores to find worst segments of."""
-    ranked = present(results.measures, ranked=True)
+    ranked = scores_in(results.measures, ranked=True)
     available = [name for name in ranked if name in FRAME_SCORES]
     if measures is None:
         return tuple(name for name in WORST_OF if name in available)
