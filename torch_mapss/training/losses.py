@@ -1,10 +1,12 @@
 """Frame scores as training losses: thin modules over :class:`~torch_mapss.MAPSS`.
 
     ``DecompositionLoss``  leakage and distortion: (1 - clearance) + 2 (1 - fidelity), cheap
-    ``ClearanceLoss``      leakage: 1 - clearance ``FidelityLoss``       distortion: 1 - fidelity,
-    not capped ``SeparationLoss``     leakage: 1 - PS, or -log PS ``MatchLoss``          distortion:
-    log(1 - log PM), -log PM, or 1 - PM ``BleedLoss``          level in the pauses of a source, in
-    dB above a floor ``MAPSSLoss`` a weighted sum of any of them, SI-SDR and your own term
+    ``ClearanceLoss``      leakage: 1 - clearance
+    ``FidelityLoss``       distortion: 1 - fidelity, not capped
+    ``SeparationLoss``     leakage: 1 - PS, or -log PS
+    ``MatchLoss``          distortion: log(1 - log PM), -log PM, or 1 - PM
+    ``BleedLoss``          level in the pauses of a source, in dB above a floor
+    ``MAPSSLoss``          a weighted sum of any of them, SI-SDR and a term of your own
 
 All are called as ``loss(estimates, references)`` or, much cheaper, ``loss(estimates, bank)`` with
 ``bank = loss.prepare(references)`` made once per mixture. They guarantee:
@@ -329,13 +331,13 @@ class SeparationLoss(PerceptualLoss):
         pit: None takes estimates in order. ``"si_sdr"`` gives each reference the estimate that
             maximises the total SI-SDR; ``"loss"`` chooses the permutation with the smallest loss,
             by scoring all of them without gradients (S! forward passes, at most 4 sources).
-            frames: largest number of frames to score per batch, drawn at random for each call (in
-                evaluation mode the same in every pass, since ``loss.eval()`` restarts the draws).
-                Fewer are cheaper but noisier.
-            seed: seed of these draws, of the start of the frames of clearance and fidelity, and of
-                the noise in the banks of a new MAPSS (an existing one has its own). ``loss.draws``
-                counts the calls in training mode and can be set to resume.
-            encoder: encoder of a new MAPSS; None: the default encoder of MAPSS.
+        frames: largest number of frames to score per batch, drawn at random for each call (in
+            evaluation mode the same in every pass, since ``loss.eval()`` restarts the draws). Fewer
+            are cheaper but noisier.
+        seed: seed of these draws, of the start of the frames of clearance and fidelity, and of the
+            noise in the banks of a new MAPSS (an existing one has its own). ``loss.draws`` counts
+            the calls in training mode and can be set to resume.
+        encoder: encoder of a new MAPSS; None: the default encoder of MAPSS.
         options: further keywords of :class:`~torch_mapss.MAPSS`, e.g. ``layer``,
             ``separation_bank=DistortionBank("separation", size=24)``, ``device``.
 
