@@ -61,7 +61,8 @@ def with_pooled_scores(record: type[Record]) -> type[Record]:
     added = [name for name in pooled if name not in declared]
     if not added:
         return record
-    extended: Any = namedtuple(record.__name__, (*declared, *added), module=record.__module__)
+    make: Any = namedtuple  # whose names type checkers want to read here
+    extended: type[Record] = make(record.__name__, (*declared, *added), module=record.__module__)
     extended.__doc__ = record.__doc__
     return extended
 
