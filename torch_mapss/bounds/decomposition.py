@@ -115,7 +115,7 @@ def _left_out(graphs: Graphs, points: Points, settings: Settings) -> LeftOut:
         distortions.append(torch.where(scores.fidelity_defined, distorted, 0.0))
     members = graphs.present[:, n - s * p :]
     tensors = torch.cat(clearances), torch.cat(distortions), members
-    return LeftOut(*(spread(x, graphs.index, points).unflatten(-1, (s, p)) for x in tensors))
+    return LeftOut(*(spread(x, graphs.flat_index, points).unflatten(-1, (s, p)) for x in tensors))
 
 
 def _half_width(values: Tensor, members: Tensor, confidence: float) -> Tensor:

@@ -81,7 +81,7 @@ class Graphs(NamedTuple):
     own_active: Tensor  # (G,) bool
     foreign: Tensor  # (G, J) bool, which of the references and of the sum are foreign points
     defined: Tensor  # (G,) bool: another source is active, and the bandwidth is not zero
-    index: Tensor  # (G,) int64: frame * S' + output
+    flat_index: Tensor  # (G,) int64: frame * S' + output
 
 
 def decomposition_scores(
@@ -106,7 +106,9 @@ def scored_graphs(
     steps = whole_steps(settings.time)
     graphs, again = output_graphs(points, may_sync)
     parts = decomposed(graphs, graphs.present.unsqueeze(1), settings.alpha, steps)
-    values = {n: spread(x.squeeze(1), graphs.index, points) for n, x in parts._asdict().items()}
+    values = {
+        n: spread(x.squeeze(1), graphs.flat_index, points) for n, x in parts._asdict().items()
+    }
     return values, graphs, again
 
 
