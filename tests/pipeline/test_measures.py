@@ -250,9 +250,7 @@ def test_bleed_of_silence_and_of_gates_is_the_floor():
     inside = gated[0, 40:60]  # frames within the pause
     assert (inside[~inside.isnan()] == -100.0).all()
     longer = pausing(16.0)
-    only = torch.zeros_like(
-        longer
-    )  # bleed and nothing else
+    only = torch.zeros_like(longer)  # bleed and nothing else
     only[0] = torch.where(longer[0] == 0.0, longer[1], 0.0)
     assert (bleed_of(only, longer)[0][0, 300:500] > 15.0).all()
     silent = references.clone()
