@@ -59,7 +59,7 @@ def decomposition_errors(
 
     @torch.no_grad()
     def score(points: Points, settings: Settings, may_sync: bool) -> Scored:
-        values_by_name, graphs, again = scored_graphs(points, settings, may_sync)
+        values_by_name, graphs, needs_values = scored_graphs(points, settings, may_sync)
         without = _left_out(graphs, points, settings)
         fidelity = 1.0 - without.distortion_left_out.sqrt()
         errors: dict[str, Tensor] = {}
@@ -70,7 +70,7 @@ def decomposition_errors(
             errors |= {f"{name}_radius": torch.zeros_like(tail), f"{name}_tail": tail}
         if left_out:
             errors |= without._asdict()
-        return {**errors, **(values_by_name if scores else {})}, again
+        return {**errors, **(values_by_name if scores else {})}, needs_values
 
     return score
 

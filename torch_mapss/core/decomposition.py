@@ -95,16 +95,16 @@ def decomposition_scores(
         ValueError: ``time`` is not a whole number, there are more than ``MOST_SOURCES`` sources, or
             (where values may be read) embeddings are not finite.
     """
-    scores, _, again = scored_graphs(points, settings, may_sync)
-    return scores, again
+    scores, _, needs_values = scored_graphs(points, settings, may_sync)
+    return scores, needs_values
 
 
 def scored_graphs(
     points: Points, settings: Settings, may_sync: bool
 ) -> tuple[dict[str, Tensor], Graphs, Tensor]:
-    """The scores, the graphs they were computed from, and ``again``."""
+    """The scores, the graphs they were computed from, and ``needs_values``."""
     steps = whole_steps(settings.time)
-    graphs, again = output_graphs(points, may_sync)
+    graphs, needs_values = output_graphs(points, may_sync)
     parts = decomposed(graphs, graphs.present.unsqueeze(1), settings.alpha, steps)
     values = {
         n: spread(x.squeeze(1), graphs.flat_index, points) for n, x in parts._asdict().items()
@@ -152,7 +152,7 @@ def check_sources(count: int) -> None:
 
 
 def output_graphs(points: Points, may_sync: bool) -> tuple[Graphs, Tensor]:
-    """The kernel of each output's own graph, and () bool ``again`` (see ``frame_batches``)."""
+    """Kernel of each output's own graph, and () bool ``needs_values`` (see ``frame_batches``)."""
     s = points.sources
     check_sources(s)
     if s < 3:  # the sum of one other source is that source
@@ -168,13 +168,13 @@ def output_graphs(points: Points, may_sync: bool) -> tuple[Graphs, Tensor]:
         flags = present, foreign, own, own_active, index
         present, foreign, own, own_active, index = (x.index_select(0, needed) for x in flags)
     x = joined(*point_groups)
-    again = _check_finite(x, present, index, points, may_sync)
+    needs_values = _check_finite(x, present, index, points, may_sync)
     complete = points.active is None and points.mask is None
     valid = None if complete else present
     kernel, _, degenerate, imprecise = gaussian_kernel(x, point_groups, valid, may_sync)
     defined = foreign.any(-1) & ~degenerate
     graphs = Graphs(kernel, present, own, own_active, foreign, defined, index)
-    return graphs, again | imprecise.any()
+    return graphs, needs_values | imprecise.any()
 
 
 def needed_graphs(points: Points, foreign: Tensor, may_sync: bool) -> Tensor | None:

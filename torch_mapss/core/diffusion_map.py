@@ -80,7 +80,7 @@ class Embedding(NamedTuple):
     dimension: Tensor  # (F,) int64, d
     squared_distances: Tensor  # (F, N, N) D² of the points, detached
     degenerate: Tensor  # (F,) bool: the bandwidth is zero and there is no map
-    again: Tensor  # () bool: must be computed once more with ``may_sync=True``
+    needs_values: Tensor  # () bool: must be computed once more with ``may_sync=True``
     discarded: Tensor | None = None  # (F, N, N-1) columns from d on, the others zero; detached
     precision: torch.dtype = torch.float64  # of the eigendecomposition
 
@@ -109,7 +109,7 @@ def embed(
         discarded: also return the coordinates from d on (detached), for error bounds.
         may_sync: whether values may be read, which synchronises an accelerator. If not, all N-1
             columns of coordinates are returned, frames with non-finite points count as zeros, and
-            ``again`` says whether the batch must be computed once more.
+            ``needs_values`` says whether the batch must be computed once more.
 
     Raises:
         NonFiniteError: a present point is not finite, where values may be read.
@@ -138,7 +138,7 @@ def embed(
         dimension=dimension,
         squared_distances=squared,
         degenerate=degenerate,
-        again=needs_values,
+        needs_values=needs_values,
         discarded=discarded_coordinates,
         precision=settings.precision,
     )
@@ -206,7 +206,7 @@ def read_map(read: Read, *, discarded: bool = False) -> Score:
 
     def score(points: Points, settings: Settings, may_sync: bool = True) -> Scored:
         embedding = embed(points, settings, discarded=discarded, may_sync=may_sync)
-        return read(embedding, points, settings), embedding.again
+        return read(embedding, points, settings), embedding.needs_values
 
     return score
 

@@ -2,12 +2,12 @@
 
 A **score function** takes the points of one batch of frames and computes its own map:
 
-    score(points, settings, may_sync) -> (tensors by name, again)
+    score(points, settings, may_sync) -> (tensors by name, needs_values)
 
 The first dimension of each tensor is the frames of the batch. ``may_sync`` says whether the
 function may read values, which synchronises an accelerator. If it may not and turns out to need
-them (a point that is not finite, a median that is too imprecise), it returns ``again``, a () bool
-tensor, as True, and the batch is scored once more with ``may_sync=True``.
+them (a point that is not finite, a median that is too imprecise), it returns ``needs_values``, a ()
+bool tensor, as True, and the batch is scored once more with ``may_sync=True``.
 """
 
 from __future__ import annotations
@@ -137,11 +137,11 @@ class Batch(NamedTuple):
                     return self.score(self._points(self.embeddings), self.settings, may_sync)
                 names: list[str] = []
                 values = functools.partial(self._listed, may_sync, names)
-                *tensors, again = _Recomputed.apply(values, *self.embeddings)
+                *tensors, needs_values = _Recomputed.apply(values, *self.embeddings)
         except NonFiniteError as error:
             frame = self.begin + error.frame
             raise NonFiniteError(error.point, frame, self.points.lead) from None
-        return dict(zip(names, tensors)), again
+        return dict(zip(names, tensors)), needs_values
 
     def _points(self, embeddings: tuple[Tensor, ...]) -> Points:
         frames = slice(self.begin, self.begin + len(embeddings[0]))
@@ -149,16 +149,16 @@ class Batch(NamedTuple):
 
     def _listed(self, may_sync: bool, names: list[str], *embeddings: Tensor) -> tuple[Tensor, ...]:
         """The result as a tuple of tensors, as autograd requires; fills ``names`` in place."""
-        tensors, again = self.score(self._points(embeddings), self.settings, may_sync)
+        tensors, needs_values = self.score(self._points(embeddings), self.settings, may_sync)
         names[:] = tensors
-        return *tensors.values(), again
+        return *tensors.values(), needs_values
 
 
 def finish(started: Sequence[Started]) -> list[dict[str, Tensor]]:
     """Results of several :func:`start` calls, whose values are read in one go."""
     flags: list[Tensor] = []
     for entry in started:
-        flags += [again for _, again in entry.results]
+        flags += [needs_values for _, needs_values in entry.results]
     unread = iter(torch.stack(flags).tolist() if flags else ())
     for entry in started:
         for index, batch in enumerate(entry.batches):
