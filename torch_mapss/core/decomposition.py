@@ -109,7 +109,7 @@ def scored_graphs(
     values = {
         n: spread(x.squeeze(1), graphs.flat_index, points) for n, x in parts._asdict().items()
     }
-    return values, graphs, again
+    return values, graphs, needs_values
 
 
 def spread(values: Tensor, index: Tensor, points: Points) -> Tensor:
