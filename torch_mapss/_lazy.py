@@ -14,8 +14,8 @@ def lazy_names(
     """``__getattr__`` and ``__dir__`` of a package whose names live in other modules.
 
     Args:
-        package: its ``__name__``.
-        homes: name -> module that defines it; a name that is its own module's stands for it.
+        package: ``__name__`` of the package.
+        homes: name -> module that defines it; a module's own name stands for the module.
     """
 
     def get(name: str) -> Any:

@@ -172,7 +172,8 @@ def clearance(
         mask: (..., S, P) bool, False where a distortion is absent.
         others: (..., S, M) embedding of the sum of the *other* references, for each source. With
             three or more sources it is an additional foreign point where two or more other sources
-            are active; without it, equal leakage from two sources is not recognised as leakage.
+            are active; without it, an output that holds several other sources at once is not
+            recognised as leakage.
         alpha: density exponent of the kernel in [0, 1].
         time: diffusion time t, a whole number of at least 1.
 

@@ -1,7 +1,7 @@
-"""Figures of frame scores and of comparisons. Needs matplotlib, but no pyplot and no display.
+"""Figures of frame scores and comparisons, drawn with matplotlib without pyplot or a display.
 
-Nothing global (backend, style, open figures) changes; figures show in notebooks and save to any
-format of matplotlib's.
+No global state (backend, style, open figures) changes; figures appear in notebooks and can be saved
+in any format of matplotlib.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ _MOST_POINTS = 200
 _LEAST_SPAN = 0.05
 # Values of log PM whose distances from 1 differ by this factor are drawn logarithmically.
 _DECADES = 30.0
-_LONGEST_NAME = 24  # below a box
+_LONGEST_NAME = 24  # characters below a box
 _Values = Mapping[str, "DataFrame"]  # by measure, mixtures x systems
 _CAPTION: dict[str, Any] = {"loc": "left", "fontsize": "small", "color": "#444444"}
 
 
 def new_figure(width: float = 6.4, height: float = 4.8) -> Figure:
-    """An empty figure of so many inches, without pyplot, that a notebook shows as a picture.
+    """Make an empty figure, sizes in inches, that notebooks show as a picture; without pyplot.
 
-    Loading matplotlib reads ``MPLBACKEND`` and refuses a backend that is not there, such as a
-    notebook's in another environment, though figures in files need none. So it is loaded without
-    the variable; a backend that is there is set afterwards, for whoever draws with pyplot later.
+    Loading matplotlib reads ``MPLBACKEND`` and refuses a missing backend, such as a notebook's in
+    another environment, though figures in files need none. So it is loaded without the variable; an
+    existing backend is set afterwards, for later use of pyplot.
 
     Raises:
         ImportError: matplotlib is missing.
@@ -62,7 +62,7 @@ def new_figure(width: float = 6.4, height: float = 4.8) -> Figure:
     backend = None if loaded else os.environ.pop("MPLBACKEND", None)
     try:
         from matplotlib.figure import Figure
-    except Exception as error:  # missing, or broken, which raises what it likes
+    except Exception as error:  # not ImportError alone: a broken package may raise anything
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ImportError(f"{INSTALL}, or repair the installed one ({reason})") from error
     finally:
@@ -95,10 +95,10 @@ def check_available(path: str | os.PathLike[str] | None = None) -> None:
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str], dpi: int = 150) -> str:
-    """Write a figure in one step; the suffix of ``path`` says the format, PNG without one.
+    """Write a figure in one step, in the format of the suffix of ``path``, or as PNG.
 
     Returns:
-        The path it was written to: with its suffix, and in a folder ``scores.png``.
+        The path of the file, with its suffix; ``scores.png`` if ``path`` is a folder.
 
     Raises:
         ValueError: the folder is missing and cannot be made, or the format is unknown.
@@ -110,7 +110,7 @@ def save_figure(figure: Figure, path: str | os.PathLike[str], dpi: int = 150) ->
 
 
 def _target(figure: Figure, path: str | os.PathLike[str]) -> tuple[str, str]:
-    """Where a figure goes, and its format; makes the folder."""
+    """Path and format of a figure's file; makes the folder."""
     path = os.fspath(path)
     path = os.path.join(path, "scores.png") if os.path.isdir(path) else path
     path = path if os.path.splitext(path)[1] else f"{path}.png"
@@ -126,12 +126,12 @@ def _target(figure: Figure, path: str | os.PathLike[str]) -> tuple[str, str]:
 
 
 def short_name(name: str, longest: int) -> str:
-    """A name that fits: its end tells files apart, and a dollar sign would start a formula."""
+    """Shorten a name, keeping its end, which distinguishes files; escape dollar signs."""
     return (name if len(name) <= longest else "…" + name[1 - longest :]).replace("$", r"\$")
 
 
 def plain_axes(ax: Axes, grid: Any) -> None:
-    """Faint grid lines behind everything drawn, and no frame above and to the right."""
+    """Draw faint grid lines behind everything else, and no frame at the top and right."""
     ax.set_axisbelow(True)
     ax.grid(True, axis=grid, color="#e6e6e6", linewidth=0.6)
     ax.spines[["top", "right"]].set_visible(False)
@@ -144,11 +144,11 @@ def plot_scores(
     half_widths: Mapping[str, Tensor] | None = None,
     means: Mapping[str, float] | None = None,
 ) -> None:
-    """Scores of one of :data:`AXES` over seconds; NaN leaves a gap.
+    """Plot the scores of one of :data:`AXES` over time; NaN leaves a gap.
 
     Args:
-        ax: to draw into.
-        times: (F,) seconds.
+        ax: axes to draw into.
+        times: (F,) times in seconds.
         scores: (F,) by name.
         half_widths: (F,) by name, of bands around the scores.
         means: by name, written above the axes in the colour of the line.
@@ -171,7 +171,7 @@ def plot_scores(
 
 
 def _write_means(ax: Axes, means: Mapping[str, float]) -> None:
-    """Names and means of scores above the axes, right-aligned, the last one outermost."""
+    """Write names and means of scores above the axes, right-aligned, the last one outermost."""
     from matplotlib.artist import Artist
     from matplotlib.offsetbox import AnchoredOffsetbox, HPacker, TextArea
 
@@ -204,7 +204,7 @@ def spectrogram(wave: Tensor, size: int) -> Tensor:
 
 
 def draw_spectrogram(ax: Axes, wave: Tensor, sample_rate: int, name: str = "") -> None:
-    """The spectrogram of a (T,) waveform on ``ax``, time in s and frequency in kHz.
+    """Draw the spectrogram of a (T,) waveform on ``ax``, time in s and frequency in kHz.
 
     ``name`` stands in its upper left corner.
     """
@@ -225,7 +225,7 @@ def draw_spectrogram(ax: Axes, wave: Tensor, sample_rate: int, name: str = "") -
 
 
 def add_legend(figure: Figure, pairs: Iterable[Sequence[str]] = AXES) -> None:
-    """What the two lines of :func:`plot_scores` mean, for the scores of some of :data:`AXES`."""
+    """Add a legend for the two lines of :func:`plot_scores`, for some of :data:`AXES`."""
     from matplotlib.lines import Line2D
 
     handles, labels = [], []
@@ -237,7 +237,7 @@ def add_legend(figure: Figure, pairs: Iterable[Sequence[str]] = AXES) -> None:
 
 
 def system_boxes(values: _Values, ranking: DataFrame, measure: str, percent: str) -> Figure:
-    """A box per system of its mixtures, with mean, interval (of ``percent``) and letters."""
+    """Box plot of mixtures per system, with mean, interval (of ``percent``) and letters."""
     rows = ranking[(ranking["measure"] == measure) & (ranking["n"] > 0)]
     names = [short_name(name, _LONGEST_NAME) for name in rows["system"]]
     positions = np.arange(len(names))
@@ -277,12 +277,12 @@ def system_boxes(values: _Values, ranking: DataFrame, measure: str, percent: str
 
 
 def _ends(rows: DataFrame) -> Any:
-    """(2, systems) how far the ends of intervals lie below and above their means."""
+    """(2, systems) distances from the means down and up to the ends of their intervals."""
     return rows[["low", "high"]].sub(rows["mean"], axis=0).abs().to_numpy().T
 
 
 def system_scatter(values: _Values, ranking: DataFrame, x: str, y: str, percent: str) -> Figure:
-    """Measure ``y`` over ``x``: small, the mixtures; large, the systems' means with intervals."""
+    """Plot score ``y`` over ``x``: small marks are mixtures, large ones systems' means."""
     figure = new_figure(6.4, 4.4)
     ax = figure.add_subplot()
     is_crowded = len(values[x]) > _MOST_POINTS  # then as pixels in an SVG
@@ -314,7 +314,7 @@ def system_scatter(values: _Values, ranking: DataFrame, x: str, y: str, percent:
 
 
 def _axis(ax: Any, axis: str, measure: str, values: DataFrame) -> None:
-    """The axis of a score, as long as its values need; over decades (log PM) logarithmic."""
+    """Set up the axis of a score to fit its values; logarithmic for decades of log PM."""
     lowest, highest = SCORES[measure].limits
     numbers = values.to_numpy()
     numbers = numbers[np.isfinite(numbers)]

@@ -246,7 +246,7 @@ def _without_frames(results: Results) -> Iterator[str]:
     if results.settings.get("excerpts") is not None and "bleed_db" in results.scores:
         yield (
             "bleed is of whole signals and the folder holds the frames of excerpts: it is compared "
-            "for the estimates that are scored again alone"
+            "only for the estimates that are scored again"
         )
 
 

@@ -16,12 +16,12 @@ SHARE = (0.0, 1.0)
 def draw(
     values: Any, score_name: str, times: Callable[[int], Tensor], ax: Any = None
 ) -> tuple[Any, Any]:
-    """Draw what a metric returned: values over steps, or frame scores over seconds.
+    """Draw a metric's result: values over steps, or frame scores over time.
 
     Args:
         values: one value, a list of them, or frame scores (n, S', F), drawn with gaps for NaN.
-        score_name: what the numbers are.
-        times: from a number of frames to the seconds of their centres.
+        score_name: name of the score.
+        times: function of a number of frames that returns the times of their centres in seconds.
         ax: matplotlib axes to draw into; a new figure if None.
 
     Returns:

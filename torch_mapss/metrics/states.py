@@ -1,6 +1,6 @@
-"""What a metric keeps: sums of a set in float64, and on request the scores of every item.
+"""States of a metric: float64 sums over a set, and on request the scores of every item.
 
-All sums have a fixed size, so that processes that saw nothing can be reduced with the others.
+All sums have a fixed size, so that processes without data can be reduced with the others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch_mapss.metrics.scored_batch import item_means
 from torch_mapss.pipeline.mapss import MAPSS
 
 MAX_SOURCES = 64
-# Of every state. Sums of float32 would depend on how an epoch is split into batches.
+# Sums in float32 would depend on how an epoch is split into batches.
 DTYPES = {
     "item_sum": torch.float64,
     "source_sum": torch.float64,
@@ -38,17 +38,17 @@ DTYPES = {
 
 
 def sums(scores: int) -> list[tuple[str, Tensor, str]]:
-    """The states every metric has: name, default, how processes are reduced.
+    """States of every metric: name, default, and reduction over processes.
 
     Args:
         scores: number of scores K that are summed.
     """
     zero = functools.partial(torch.zeros, device="cpu")
     return [
-        ("item_sum", zero(scores, dtype=torch.float64), "sum"),  # of the items that have a value
-        ("items", zero(scores, dtype=torch.int64), "sum"),  # how many have one
-        ("seen", zero((), dtype=torch.int64), "sum"),  # how many were handed in
-        # The same for each source by its index.
+        ("item_sum", zero(scores, dtype=torch.float64), "sum"),  # over items that have a value
+        ("items", zero(scores, dtype=torch.int64), "sum"),  # number of items that have a value
+        ("seen", zero((), dtype=torch.int64), "sum"),  # number of items seen
+        # The same per source, by its index.
         ("source_sum", zero(scores, MAX_SOURCES, dtype=torch.float64), "sum"),
         ("source_count", zero(scores, MAX_SOURCES, dtype=torch.int64), "sum"),
         ("sources", zero((), dtype=torch.int64), "max"),  # S'
@@ -56,11 +56,11 @@ def sums(scores: int) -> list[tuple[str, Tensor, str]]:
 
 
 def fingerprint(mapss: MAPSS, *settings: Any) -> Tensor:
-    """(32,) bytes that differ between metrics of different settings.
+    """(32,) bytes that differ between metrics with different settings.
 
-    A MetricCollection merges metrics whose states are equal after the first batch. Two of
+    A MetricCollection merges metrics whose states are equal after the first batch. Metrics with
     different encoders may agree there by chance, e.g. if that batch is silent; this state never
-    does. Bytes, since every dtype that somebody may convert them to holds them exactly.
+    does. It holds bytes, because every dtype that it may be converted to represents them exactly.
     """
     encoders = [slot.encoder for slot in mapss.config.encoders.values() if not slot.pretrained]
     custom = [id(encoder.function) for encoder in encoders if isinstance(encoder, CustomEncoder)]
@@ -69,7 +69,7 @@ def fingerprint(mapss: MAPSS, *settings: Any) -> Tensor:
 
 
 def in_precision(name: str, value: Any) -> Any:
-    """A state in the precision of its kind, whoever sets it.
+    """Convert a state to the precision of its kind.
 
     Wrappers convert the states of the metric inside along with themselves: half-precision sums
     would stand still after a few thousand items. A state that already has the right dtype is
@@ -95,13 +95,13 @@ def _precise(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def check_sources(sources: int) -> None:
-    """Raise ValueError where there are more sources than the sums have room for."""
+    """Raise ValueError for more sources than the sums have room for."""
     if sources > MAX_SOURCES:
         raise ValueError(f"at most {MAX_SOURCES} sources can be averaged, got {sources}.")
 
 
 def batch_sums(values: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-    """What a batch adds to the sums.
+    """Contributions of a batch to the sums.
 
     Args:
         values: (B, K, S') scores, NaN where undefined.
@@ -139,7 +139,7 @@ def ratio(total: Tensor, count: Tensor) -> Tensor:
 
 
 def history_items(history: Sequence[Tensor], shapes: Sequence[Tensor], scores: int) -> list[Tensor]:
-    """(K, S', F) of every item kept, of K scores."""
+    """Frame values (K, S', F) of every item kept, for K scores."""
     if not len(history):
         return []
     values = dim_zero_cat([rows.cpu() for rows in history])
@@ -152,7 +152,7 @@ def history_items(history: Sequence[Tensor], shapes: Sequence[Tensor], scores: i
 
 
 def padded(items: Sequence[Tensor]) -> Tensor:
-    """(S', F) of each item as one (n, S', F) float32, filled up with NaN."""
+    """Stack the (S', F) of all items to (n, S', F) float32, padded with NaN."""
     sources = max((len(item) for item in items), default=0)
     frames = max((item.shape[1] for item in items), default=0)
     table = torch.full((len(items), sources, frames), torch.nan, dtype=torch.float32, device="cpu")

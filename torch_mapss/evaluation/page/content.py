@@ -55,14 +55,14 @@ def write_page(
     or linked. The page is replaced in one step.
 
     Args:
-        results: the folder, or what :func:`~torch_mapss.evaluation.results.load_results` read.
-        path: of the HTML file.
+        results: the folder, or a result of :func:`~torch_mapss.evaluation.results.load_results`.
+        path: path of the HTML file.
         embed_mb: megabytes of sound in the page, besides 5 to 15 kB of spectrogram per file and
             the curves. 0 embeds none.
         title: heading of the page; the folder's name by default.
 
     Returns:
-        How many audio files are embedded, and what embeds all.
+        A sentence on the number of audio files embedded, and how to embed all.
 
     Warns:
         UserWarning: audio files that cannot be read.
@@ -178,7 +178,7 @@ def _paths_by_role(results: Results, row: Mapping[str, Any]) -> dict[str, str]:
 def _shown_row(
     row: Mapping[str, Any], score_names: Sequence[str], shorten: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What the page shows of a row of scores.csv."""
+    """Content of the page for a row of scores.csv."""
     note = row["reason"] or row["warnings"] or ""
     for path, short_path in shorten.items():
         note = note.replace(path, short_path)
@@ -221,7 +221,7 @@ def path_shortener(paths: Sequence[str]) -> dict[str, str]:
 
 
 def _extent(results: Results) -> str:
-    """How much was scored, in a phrase."""
+    """Phrase on the amount of data scored."""
     seconds = float(results.items.groupby("mixture_id")["seconds"].max().sum())
     systems = [name for name in results.systems if not name.startswith(CONTROL)]
     control_count = len(results.systems) - len(systems)
@@ -241,7 +241,7 @@ def _counted(count: int, singular: str, plural: str = "") -> str:
 
 
 def input_notes(results: Results) -> list[str]:
-    """What was done to the audio before scoring, and to how many estimates."""
+    """Changes made to the audio before scoring, with the number of estimates."""
     counts: Counter[str] = Counter()
     for text in results.scores["notes"].dropna():
         # A note begins with the file it is about, which may itself contain a colon.
@@ -252,7 +252,7 @@ def input_notes(results: Results) -> list[str]:
 
 
 def _shown_score(name: str) -> dict[str, Any]:
-    """What the page must know of a score: see :data:`torch_mapss.score_table.SCORES`."""
+    """Properties of a score for the page, from :data:`torch_mapss.score_table.SCORES`."""
     score = SCORES[name]
     return {
         "name": name,

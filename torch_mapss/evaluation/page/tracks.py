@@ -47,11 +47,11 @@ class Tracks(NamedTuple):
     files: dict[str, dict[str, Any]]  # by path; without files that cannot be read
     clips: list[dict[str, str] | None]  # by worst segment: the sound of its roles
     missing: dict[str, str]  # path -> why it cannot be read
-    summary: str  # how many are embedded, and what embeds all
+    summary: str  # number of embedded files, and how to embed all
 
 
 def make_tracks(paths: Sequence[str], segments: DataFrame, page: str, embed_bytes: int) -> Tracks:
-    """Read audio files and embed what fits, in their order; link the rest as from ``page``."""
+    """Read audio files and embed as many as fit, in order; link the others relative to ``page``."""
     files: dict[str, dict[str, Any]] = {}
     missing: dict[str, str] = {}
     sounds: dict[str, str] = {}
