@@ -5,8 +5,10 @@ coordinates can cause. For PS it always holds (for the same closest cluster), an
 the ``"derived"`` convention. The paper's PM radius has constants C₁, C₂ that it does not give (1
 here). The **tail** is a half-width at the requested confidence, for the mean and covariance of a
 cluster are estimated from its distortions. It is first-order in those errors, its constants are
-unspecified, λmin is floored and the PM box is cut at half of each parameter; the distortions are a
-designed bank, not a random sample. ``tail="bootstrap"`` resamples them instead.
+unspecified (1 here); λ̃min is floored at 5 % of λmax and the PM box is cut at half of each
+parameter, both to keep bounds from being extremely loose, and both can make them too short; Δ_a has
+no derivation in the paper; the map itself is taken as given; the distortions are a designed bank,
+not a random sample. ``tail="bootstrap"`` resamples them instead.
 ``benchmarks/coverage.py`` measures how often each interval contains the true score.
 
 * :mod:`torch_mapss.bounds.frames`: both errors of a frame;

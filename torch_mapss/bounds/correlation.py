@@ -33,12 +33,11 @@ from torch import Tensor
 
 from torch_mapss.bounds.bootstrap import quantile
 from torch_mapss.bounds.effective import normal_quantile
-from torch_mapss.bounds.settings import check_confidence
+from torch_mapss.bounds.settings import POOLED_CONVENTIONS, check_confidence
 from torch_mapss.core import checks, devices
 from torch_mapss.core.pooling import masked_mean
 
 METHODS = ("pearson", "spearman")
-CONVENTIONS = ("derived", "paper")
 # Jittered ranks of this many numbers are held at once.
 _BLOCK = 2**22
 
@@ -216,7 +215,7 @@ def correlation_bounds(
     """
     check_confidence(confidence)
     checks.check_choice(method, "method", METHODS)
-    checks.check_choice(convention, "convention", CONVENTIONS)
+    checks.check_choice(convention, "convention", POOLED_CONVENTIONS)
     printed = convention == "paper"
     draws, seed = checks.check_whole(draws, "draws", 1), checks.check_seed(seed)
     x, m, present = _paired(scores, ratings)

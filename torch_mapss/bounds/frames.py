@@ -6,14 +6,8 @@ maps as the scores. Two errors are distinguished and added [eq:ps_final_bound], 
 * **radius**, deterministic: the score keeps d of N-1 coordinates.
 * **tail**, probabilistic: mean and covariance of a cluster are estimates from its N_p distortions.
 
-**What is guaranteed.** The PS radius, and the derived PM radius: always (j* and the points given).
-Everything else is an approximation. The tails are first-order in the errors of mean, covariance, k
-and θ; their constants (C, C₁, C₂, 1 here) are nowhere specified; λ̃min is floored at 5 % of λmax
-and the box of PM is cut at half of each parameter, both to keep bounds from being extremely loose,
-and both can make them too short; Δ_a has no derivation in the paper; the map itself is taken as
-given; distortions are a designed bank, not a random sample. ε(A) of [eq:temp_A] adds sqrt(A) times
-a length to A: it is dimensionally inconsistent, and kept as printed in the paper's convention.
-``benchmarks/coverage.py`` measures how often each interval holds.
+What each of them guarantees: :mod:`torch_mapss.bounds`. ε(A) of [eq:temp_A] adds sqrt(A) times a
+length to A: it is dimensionally inconsistent, and kept as printed in the paper's convention.
 
 The derivations are in the modules that do the work: ``schur`` (what truncation discards),
 ``separation`` and ``match``, ``effective`` (sample sizes), ``bootstrap``. Bounds of utterances and
@@ -39,6 +33,7 @@ from torch_mapss.bounds.match import match_widths
 from torch_mapss.bounds.separation import separation_widths
 from torch_mapss.bounds.settings import (
     CONVENTIONS,
+    POOLED_CONVENTIONS,
     BoundSettings,
     check_confidence,
     checked,
@@ -304,7 +299,7 @@ def truncation_bounds(
     """
     check_confidence(confidence)
     checks.check_real(c, "c", "(0, inf)")
-    checks.check_choice(convention, "convention", ("paper", "derived"))
+    checks.check_choice(convention, "convention", POOLED_CONVENTIONS)
     present = embedded.stationary > 0.0
     m = (present.sum(-1) - 1 - embedded.dimension).clamp(min=0)
     index = torch.arange(embedded.eigenvalues.shape[-1], device=m.device)

@@ -8,8 +8,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch_mapss.core import checks
+from torch_mapss.core.settings import MAP_CONVENTIONS
 
-CONVENTIONS = ("paper", "reference", "derived")
+#: Conventions of the bounds of frames.
+CONVENTIONS = (*MAP_CONVENTIONS, "derived")
+#: Conventions of what is made of them, utterances and correlations: the reference has no others.
+POOLED_CONVENTIONS = ("paper", "derived")
 TAILS = ("concentration", "bootstrap")
 
 

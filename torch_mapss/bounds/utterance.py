@@ -38,10 +38,10 @@ import math
 import torch
 from torch import Tensor
 
+from torch_mapss.bounds.settings import POOLED_CONVENTIONS
 from torch_mapss.core import checks, pooling
 from torch_mapss.core.frame_batches import Bounds
 
-CONVENTIONS = ("paper", "derived")
 GAP = 4  # g: frames further apart are independent, by the paper's experiments
 
 
@@ -155,7 +155,7 @@ def _pooling_gradient(windows: pooling.Windows, active: Tensor, level: Tensor, p
 
 def _check_settings(convention: str, gap: int) -> int:
     """The gap; frames further apart than it count as independent."""
-    checks.check_choice(convention, "convention", CONVENTIONS)
+    checks.check_choice(convention, "convention", POOLED_CONVENTIONS)
     return checks.check_whole(gap, "gap", 0)
 
 

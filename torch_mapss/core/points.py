@@ -14,6 +14,8 @@ from torch import Tensor
 
 from torch_mapss.core import checks, devices
 
+LEAST_ACTIVE = 2  # active sources in a scored frame: leakage needs a source to come from
+
 
 class Points(NamedTuple):
     """Embeddings of F frames, with masks of the sources and points that are present.
@@ -110,7 +112,7 @@ def split_points(coordinates: Tensor, points: Points) -> tuple[Tensor, Tensor]:
 def scored_outputs(points: Points) -> Tensor:
     """(F, S') bool, whether an output's source is active together with another one."""
     active, _ = presence(points)
-    return points.of_outputs(active) & (active.sum(-1, keepdim=True) >= 2)
+    return points.of_outputs(active) & (active.sum(-1, keepdim=True) >= LEAST_ACTIVE)
 
 
 # --------------------------------------------------------------------------------------------

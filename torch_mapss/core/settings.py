@@ -9,7 +9,7 @@ from typing_extensions import Unpack
 
 from torch_mapss.core import checks
 
-CONVENTIONS = ("paper", "reference")  # of the map, and so of PS and PM
+MAP_CONVENTIONS = ("paper", "reference")  # of the map, and so of PS and PM
 PRECISIONS = ("float64", "float32")  # of the eigendecomposition
 
 
@@ -52,7 +52,7 @@ def map_settings(**options: Unpack[MapOptions]) -> Settings:
 
 def checked(settings: Settings) -> Settings:
     """Check the settings and return them; TypeError or ValueError if one is out of range."""
-    checks.check_choice(settings.convention, "convention", CONVENTIONS)
+    checks.check_choice(settings.convention, "convention", MAP_CONVENTIONS)
     checks.check_choice(settings.eigh, "eigh", PRECISIONS)
     dimension = settings.max_dimension
     if dimension is not None:

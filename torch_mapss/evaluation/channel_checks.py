@@ -15,6 +15,8 @@ from torch import Tensor
 from torch_mapss.audio import estimate_lag
 from torch_mapss.evaluation.audio_input import Clip
 
+#: Periodic signals have peaks at every period: another one must stand out by this factor.
+CLEARER = 1.05
 _DEAD_DB = -60.0  # level of a channel relative to the loudest of its clip
 _AUDIBLE_DB = -40.0  # same for the channel of the reference
 _LONGEST_LAG_S = 0.05
@@ -60,8 +62,7 @@ def channel_findings_of(estimate: Clip, reference: Clip) -> Iterator[Finding]:
         return
     longest = min(round(_LONGEST_LAG_S * estimate.rate), samples // 2)
     lags, sizes, unshifted = estimate_lag(outputs, truth, longest)
-    # Periodic signals have peaks at every period: another one must stand out.
-    lags = lags.where(sizes > 1.05 * unshifted, 0)
+    lags = lags.where(sizes > CLEARER * unshifted, 0)
     clear = heard & (sizes > _LEAST_CORRELATION)
     inverted = clear & (_correlation(outputs, truth, lags) < 0.0)
     upright = clear & ~inverted

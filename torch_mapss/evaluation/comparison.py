@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 # More source names than this are names of files rather than of instruments, and get no table.
-_MOST_SOURCES = 8
+MOST_SOURCES = 8
 # Up to this many systems all pairs are printed, else only those with the best system.
 _FEW_SYSTEMS = 3
 _MOST_FAILURES = 5
@@ -134,7 +134,7 @@ class Comparison:
         names = self.sources["source"].unique()
         by_source = self.sources.set_index(["source", "system", "measure"])["mean"].to_dict()
         cells = []
-        for source in names if len(names) <= _MOST_SOURCES else ():
+        for source in names if len(names) <= MOST_SOURCES else ():
             for system in self.systems:
                 means = [by_source.get((source, system, measure)) for measure in self.measures]
                 texts = [
@@ -167,7 +167,7 @@ class Comparison:
             )
         if len(self.systems) > _FEW_SYSTEMS:
             lines.append("Tests: those with the best system; `compare --out` writes all.")
-        if self.sources["source"].nunique() > _MOST_SOURCES:
+        if self.sources["source"].nunique() > MOST_SOURCES:
             lines.append("Means of single sources: sources.csv, of `compare --out`.")
         lines += self._missing_notes()
         if self.weight != "equal":

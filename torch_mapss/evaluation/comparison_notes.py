@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_mapss.evaluation import io
+from torch_mapss.evaluation.input_checks import LEAST_LAG_S
 from torch_mapss.score_table import FRAME_SCORES, SCORES
 
 if TYPE_CHECKING:
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
 
 #: Scores with a ceiling that many frames reach -> scores that still tell outputs apart there.
 TELLS_APART = {"clearance": "SIR (--measures bss) and fidelity"}
-# Lags that differ by more move scores: 2 ms lower PM from 0.98 to 0.94.
-_LEAST_LAG_MS = 2.0
+_LEAST_LAG_MS = 1000.0 * LEAST_LAG_S
 
 
 def ceiling_shares(

@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from torch_mapss.bounds.correlation import CONVENTIONS, correlation_bounds, scenario_bounds
-from torch_mapss.bounds.settings import check_confidence
+from torch_mapss.bounds.correlation import correlation_bounds, scenario_bounds
+from torch_mapss.bounds.settings import POOLED_CONVENTIONS, check_confidence
 from torch_mapss.core import checks
 from torch_mapss.evaluation import correlation_stats as stats
 from torch_mapss.evaluation import io
@@ -159,7 +159,7 @@ def checked_settings(**settings: Any) -> CorrelationSettings:
             f"{', '.join(unknown)}."
         )
     checked = CorrelationSettings(**settings)
-    checks.check_choice(checked.convention, "convention", CONVENTIONS)
+    checks.check_choice(checked.convention, "convention", POOLED_CONVENTIONS)
     correlation = checks.check_real(checked.source_correlation, "source_correlation", "[-1, 1]")
     return checked._replace(
         confidence=check_confidence(checked.confidence),

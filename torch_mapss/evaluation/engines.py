@@ -15,6 +15,7 @@ from typing import Any
 
 from torch_mapss.core import checks
 
+#: ``map(function, iterable)`` of any engine; results may come in any order.
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 

@@ -12,6 +12,7 @@ import random
 from torch import Tensor
 
 from torch_mapss import audio
+from torch_mapss.core.points import LEAST_ACTIVE
 
 
 def seed_of(key: str) -> int:
@@ -50,7 +51,7 @@ def excerpt_spans(
     if count * length >= total:
         return [(0, samples)]
     active = audio.source_activity(references, block, block, activity)
-    blocks = (active.sum(-2) >= 2).nonzero().squeeze(-1).tolist()
+    blocks = (active.sum(-2) >= LEAST_ACTIVE).nonzero().squeeze(-1).tolist()
     chance = random.Random(seed)
     begins: list[int] = []
     for index in range(count):

@@ -47,7 +47,7 @@ _MIXTURE, _ESTIMATE, _NOISE, _SOURCE, _ITEM = (
         r"(m|mix|mixture|song|track|utt|utterance|item|ex|example|clip|scene|test)?[ _-]?\d+",
     )
 )
-_MOST_SOURCES = 12  # more than this cannot be sources of one mixture
+_LARGEST_MIXTURE = 12  # more than this cannot be sources of one mixture
 _ONLY = "speech"  # the source of a template without {source}
 
 # A table of files has a row per mixture and a column per source, both in order, and in its cells
@@ -266,7 +266,7 @@ def _read_references(path: str, names: Sequence[str], single: bool) -> tuple[Dat
     doubts = {
         layout: _doubt(files)
         for layout, files in files_by_layout.items()
-        if (len(files) if certain else 2 <= len(_sources(files)) <= _MOST_SOURCES)
+        if (len(files) if certain else 2 <= len(_sources(files)) <= _LARGEST_MIXTURE)
     }
     best = [layout for layout in doubts if doubts[layout] == min(doubts.values())]
     if len(best) == 1:

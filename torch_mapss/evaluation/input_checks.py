@@ -18,7 +18,7 @@ from torch import Tensor
 from torch_mapss.audio import SILENCE_PEAK, bandwidth, estimate_lag, is_constant
 from torch_mapss.evaluation import audio_input
 from torch_mapss.evaluation.audio_input import Clip
-from torch_mapss.evaluation.channel_checks import Finding, channel_findings_of
+from torch_mapss.evaluation.channel_checks import CLEARER, Finding, channel_findings_of
 from torch_mapss.evaluation.io import listed
 
 if TYPE_CHECKING:
@@ -26,18 +26,17 @@ if TYPE_CHECKING:
 
 #: Longest lag to search for, and longest lag that ``align="shift"`` removes, in seconds.
 LAG_SEARCH_S, LAG_LIMIT_S = 1.0, 0.5
+#: Shortest lag that changes how scores should be read: 2 ms lower PM from 0.98 to 0.94.
+LEAST_LAG_S = 0.002
 # Smallest peak of the cross-correlation that counts. Estimates of rated separators reach 0.36 or
 # more with their reference, unrelated signals about 0.1.
 _LEAST_CORRELATION = 0.2
-# Periodic signals have peaks at every period: another one must stand out.
-_CLEARER = 1.05
 _SAME_DB = 40.0  # SI-SDR from which two signals count as identical
 # SI-SDR: smallest gain of every estimate that moves, and the level that it must then reach.
 _SWAP_DB, _SWAP_LEAST_DB = 3.0, -5.0
 _FAINT_DB = -60.0  # level of an estimate relative to its reference
 _MUTED_DB = -80.0  # level of a frame relative to its estimate's peak
 _CANCELLED_DB = 10.0  # loss in a downmix beyond that of independent channels
-_LEAST_LAG_S = 0.002  # enough to lower PM from 0.98 to 0.94
 _SHARED_LAG_S = 0.0005  # tolerance for lags of one cause
 _LOW_RATE, _LOW_BAND = 0.9, 0.85  # shares of the encoder's rate and band
 _ROUNDING_S = 1e-6  # tolerance for times in seconds
@@ -76,7 +75,7 @@ def measure_lags(
     lags: list[int | None] = []
     for output, reference in zip(outputs, truth):  # one by one: spectra of all take much memory
         lag, size, unshifted = (x.item() for x in estimate_lag(output, reference, longest))
-        clear = int(lag) if size > _CLEARER * unshifted else 0
+        clear = int(lag) if size > CLEARER * unshifted else 0
         lags.append(None if size < _LEAST_CORRELATION else clear)
     limit = LAG_LIMIT_S * rate if align else -1
     return lags, [lag if lag is not None and abs(lag) <= limit else 0 for lag in lags]
@@ -281,7 +280,7 @@ def _lags(look: Inspection) -> _Findings:
 def _is_shared(lag: int, lags: Sequence[int | None], rate: int) -> bool:
     """Whether a lag in samples is large enough to matter and shared by most estimates."""
     near = [abs(lag - another) <= _SHARED_LAG_S * rate for another in lags if another is not None]
-    return abs(lag) >= _LEAST_LAG_S * rate and 2 * sum(near) > len(near)
+    return abs(lag) >= LEAST_LAG_S * rate and 2 * sum(near) > len(near)
 
 
 def _bands(look: Inspection) -> _Findings:

@@ -13,7 +13,7 @@ import errno
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -25,6 +25,7 @@ from torch_mapss.core import checks
 from torch_mapss.core.devices import device_name
 from torch_mapss.evaluation import console, io, results_folder
 from torch_mapss.evaluation import settings as scoring
+from torch_mapss.evaluation.engines import Map
 from torch_mapss.evaluation.manifest import Mixture, as_mixtures, of_one_folder
 from torch_mapss.evaluation.records import MixtureScores, Record, failed_record
 from torch_mapss.evaluation.results import Results, read_results, write_tables
@@ -35,8 +36,6 @@ from torch_mapss.evaluation.shard import Shard, parse_shard
 if TYPE_CHECKING:
     from torch_mapss.pipeline.mapss import MAPSS
 
-#: ``map(function, iterable)`` of any engine; results may come in any order.
-Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 # Errors that end the run, since the next mixture could not be written either.
 _OF_THE_RUN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOENT, errno.EACCES, errno.EPERM)
 _WARM_UP_S, _PIECE_S = 1.0, 3.0  # seconds of audio that the time of a long run is estimated from

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -28,12 +28,12 @@ from torch_mapss.evaluation.report_rows import channel_rows, estimate_rows, inpu
 from torch_mapss.evaluation.settings import ScoringSettings
 from torch_mapss.pipeline.energy_ratios import bss_package
 from torch_mapss.pipeline.scores import ScoreBounds, Scores
+from torch_mapss.pipeline.segments import OnSegment
 from torch_mapss.score_table import scores_in, scores_of
 
 if TYPE_CHECKING:
     from torch_mapss.pipeline.mapss import MAPSS
 
-OnSegment = Callable[[int, int], object]
 _LEAST_BANK = 10  # fewest distortions that a distribution can be fitted to
 _BLOCK_S = 0.1  # seconds per block of activity, for excerpts
 

@@ -29,7 +29,8 @@ from torch_mapss.evaluation.records import (
     paths_of,
 )
 from torch_mapss.evaluation.report import Report
-from torch_mapss.evaluation.score import OnSegment, Scorer
+from torch_mapss.evaluation.score import Scorer
+from torch_mapss.pipeline.segments import OnSegment
 
 if TYPE_CHECKING:
     from torch_mapss.pipeline.mapss import MAPSS

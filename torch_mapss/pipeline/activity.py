@@ -8,8 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torch_mapss.core import devices
-
-LEAST_ACTIVE = 2  # active sources in a scored frame: leakage needs a source to come from
+from torch_mapss.core.points import LEAST_ACTIVE
 
 
 def active_sources(audible: Tensor, valid: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch_mapss.pipeline.call import Call, make_call
 from torch_mapss.pipeline.config import Config
 from torch_mapss.pipeline.order import best_order, reordered
 
-PIT = ("si_sdr", "loss")
+PIT = (*inputs.PIT, "loss")
 
 
 def validate(

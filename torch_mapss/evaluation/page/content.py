@@ -17,7 +17,7 @@ import numpy as np
 
 from torch_mapss.core.checks import check_real, warn_user
 from torch_mapss.evaluation import console, io
-from torch_mapss.evaluation.comparison import Comparison, compare
+from torch_mapss.evaluation.comparison import MOST_SOURCES, Comparison, compare
 from torch_mapss.evaluation.manifest import CONTROL
 from torch_mapss.evaluation.page.tracks import make_tracks
 from torch_mapss.evaluation.plots import AXES
@@ -34,8 +34,6 @@ _WORST = 20
 # Upper limit of curve values in a page, about 6 bytes each. The curves of a large set are means
 # over several frames, with at least _FEWEST points.
 _VALUES, _FEWEST = 1_000_000, 50
-# With more names the sources are files rather than instruments, and a table of them helps nobody.
-_MOST_SOURCES = 8
 _SCRIPTS = ("format.js", "charts.js", "player.js", "page.js")
 _SEGMENT_COLUMNS = ["measure", "title", "score", "start", "end", "row"]
 
@@ -301,7 +299,7 @@ def _source_means(comparison: Comparison) -> dict[str, Any]:
     """Means by source name and system, for sets whose sources are the same in all mixtures."""
     means: DataFrame = comparison.sources
     names = means["source"].unique().tolist()
-    if not 1 < len(names) <= _MOST_SOURCES:
+    if not 1 < len(names) <= MOST_SOURCES:
         return {"names": [], "means": []}
     return {"names": names, "means": records(means)}
 
