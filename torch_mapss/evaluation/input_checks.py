@@ -235,46 +235,54 @@ _TEXTS = {
 _Findings = Iterator[tuple[Any, ...]]  # the kind, and the values for its text
 
 
-def _levels(look: Inspection) -> _Findings:
+def _levels(inspection: Inspection) -> _Findings:
     """Find silence, faint estimates, cancelling channels, and offsets that count as sound."""
-    for row, clip, reference_row in look.estimates:
-        level = _decibels(look.levels[row] / max(look.levels[reference_row], 1e-30))
-        truth = look.references[reference_row]
-        if look.silent_references[reference_row - len(look.estimates)]:
-            if not look.silent[row]:
-                yield "absent", clip.label, truth.label, look.estimate_levels_db[row]
-        elif look.silent[row]:
-            yield "silent", clip.label, _OUTWEIGHS if look.has_log_pm else ""
+    for row, clip, reference_row in inspection.estimates:
+        level = _decibels(inspection.levels[row] / max(inspection.levels[reference_row], 1e-30))
+        truth = inspection.references[reference_row]
+        if inspection.silent_references[reference_row - len(inspection.estimates)]:
+            if not inspection.silent[row]:
+                yield "absent", clip.label, truth.label, inspection.estimate_levels_db[row]
+        elif inspection.silent[row]:
+            yield "silent", clip.label, _OUTWEIGHS if inspection.has_log_pm else ""
         elif level < _FAINT_DB:
             yield "faint", clip.label, -level
-    clips = look.references | {row: clip for row, clip, _ in look.estimates}
+    clips = inspection.references | {row: clip for row, clip, _ in inspection.estimates}
     for clip in {clip.label: clip for clip in clips.values()}.values():
         if clip.cancelled > 10 * math.log10(clip.channels) + _CANCELLED_DB:
             silence = clip.cancelled == math.inf
             left = "is silence" if silence else f"lies {clip.cancelled:.0f} dB below them"
             yield "channels", clip.label, clip.channels, left
     for row, clip in clips.items():
-        mean, level = look.means[row], look.levels[row]
+        mean, level = inspection.means[row], inspection.levels[row]
         if level > SILENCE_PEAK and _LEAST_OFFSET < abs(mean) / level < 1.0 - 1e-6:
             yield "offset", clip.label, mean, _decibels(abs(mean) / level)
 
 
-def _lags(look: Inspection) -> _Findings:
-    rate, grid = look.signals.rate, look.signals.grid
+def _lags(inspection: Inspection) -> _Findings:
+    rate, grid = inspection.signals.rate, inspection.signals.grid
     hop = grid.hop / grid.sample_rate
-    for row, clip, reference_row in look.estimates:
-        lag = look.signals.lags[row]
-        if lag is None or look.signals.removed[row]:
+    for row, clip, reference_row in inspection.estimates:
+        lag = inspection.signals.lags[row]
+        if lag is None or inspection.signals.removed[row]:
             continue
         # A single lag within a frame may be a guess; a lag that most estimates share is not.
-        if abs(lag) <= hop * rate and not _is_shared(lag, look.signals.lags, rate):
+        if abs(lag) <= hop * rate and not _is_shared(lag, inspection.signals.lags, rate):
             continue
         size, way = abs(lag) / rate, "late" if lag > 0 else "early"
         frame = f", more than a frame of {1000 * hop:.0f} ms" if size > hop else ""
         hint = '--align (align="shift") removes it'
         if size > LAG_LIMIT_S:
             hint = f"more than the {1000 * LAG_LIMIT_S:.0f} ms that --align removes: cut the file"
-        yield "lag", clip.label, 1000 * size, way, look.references[reference_row].label, frame, hint
+        yield (
+            "lag",
+            clip.label,
+            1000 * size,
+            way,
+            inspection.references[reference_row].label,
+            frame,
+            hint,
+        )
 
 
 def _is_shared(lag: int, lags: Sequence[int | None], rate: int) -> bool:
@@ -283,12 +291,12 @@ def _is_shared(lag: int, lags: Sequence[int | None], rate: int) -> bool:
     return abs(lag) >= LEAST_LAG_S * rate and 2 * sum(near) > len(near)
 
 
-def _bands(look: Inspection) -> _Findings:
+def _bands(inspection: Inspection) -> _Findings:
     """Find low rates, and bands that end early in all references, not only in a dull one."""
-    encoder_rate, references = look.signals.grid.sample_rate, look.signals.references
-    clips = (*references, *look.signals.estimates)
+    encoder_rate, references = inspection.signals.grid.sample_rate, inspection.signals.references
+    clips = (*references, *inspection.signals.estimates)
     low = {clip.label: clip.rate for clip in clips if clip.rate < _LOW_RATE * encoder_rate}
-    edge = max(look.reference_bands)
+    edge = max(inspection.reference_bands)
     if low:
         lowest = min(low.values())
         yield "rate", listed(low, 3), lowest / 2000, lowest, encoder_rate
@@ -297,74 +305,79 @@ def _bands(look: Inspection) -> _Findings:
         yield "band", names, edge / 1000, encoder_rate / 2000
 
 
-def _twins(look: Inspection) -> _Findings:
+def _twins(inspection: Inspection) -> _Findings:
     """Find signals that occur twice, at any level, among the estimates or the references."""
-    outputs = {row: clip for row, clip, _ in look.estimates}
-    for kind, clips in (("estimates", outputs), ("references", look.references)):
+    outputs = {row: clip for row, clip, _ in inspection.estimates}
+    for kind, clips in (("estimates", outputs), ("references", inspection.references)):
         for row_a, row_b in itertools.combinations(clips, 2):
-            if look.same(row_a, row_b):
+            if inspection.same(row_a, row_b):
                 yield "twins", kind, clips[row_a].label, clips[row_b].label
 
 
-def _sums(look: Inspection) -> _Findings:
+def _sums(inspection: Inspection) -> _Findings:
     """Find references that are the sum of others, or the mixture, by least squares."""
-    used = [row for row in look.references if float(look.cosines[row, row]) > 0.5]
+    used = [row for row in inspection.references if float(inspection.cosines[row, row]) > 0.5]
     for row in used if len(used) > 2 else ():
         remaining = [k for k in used if k != row]
-        target = look.cosines[remaining, row]
-        system = look.cosines[remaining][:, remaining]
+        target = inspection.cosines[remaining, row]
+        system = inspection.cosines[remaining][:, remaining]
         weights = torch.linalg.lstsq(system, target.unsqueeze(-1)).solution[:, 0]
         by_row = zip(remaining, weights.tolist())
-        summands = [look.references[k].name for k, weight in by_row if weight > _PART]
+        summands = [inspection.references[k].name for k, weight in by_row if weight > _PART]
         # With a negative weight, another reference is the sum.
         negative = bool((weights < -_PART).any())
         left = 1.0 - float(target @ weights)
         if left < 10 ** (_SUM_DB / 10) and len(summands) > 1 and not negative:
-            advice = " ".join(clip.name for k, clip in look.references.items() if k != row)
-            yield "sum", look.references[row].label, " and ".join(summands), advice
+            advice = " ".join(clip.name for k, clip in inspection.references.items() if k != row)
+            yield "sum", inspection.references[row].label, " and ".join(summands), advice
 
 
-def _copies(look: Inspection) -> _Findings:
+def _copies(inspection: Inspection) -> _Findings:
     """Find estimates equal to their reference, and signals equal to the mixture."""
-    truth = look.signals.truth[list(look.signals.attributed)]
-    identical = (look.signals.outputs == truth).all(-1).tolist()
+    truth = inspection.signals.truth[list(inspection.signals.attributed)]
+    identical = (inspection.signals.outputs == truth).all(-1).tolist()
     labels = [
-        clip.label for row, clip, _ in look.estimates if identical[row] and not look.silent[row]
+        clip.label
+        for row, clip, _ in inspection.estimates
+        if identical[row] and not inspection.silent[row]
     ]
     if labels:
         yield "same", listed(labels, 3)
-    (named, name), (total, _) = look.mixtures[0], look.mixtures[-1]
-    for row, clip in look.references.items():
-        if named != total and look.same(row, named) and not look.same(row, total):
+    (named, name), (total, _) = inspection.mixtures[0], inspection.mixtures[-1]
+    for row, clip in inspection.references.items():
+        if named != total and inspection.same(row, named) and not inspection.same(row, total):
             hint = ", which is no source. Leave it out with --sources"
             yield "mixture", "reference", clip.label, name, hint
-    for row, clip, reference_row in look.estimates:
-        if look.silent_references[reference_row - len(look.estimates)]:
+    for row, clip, reference_row in inspection.estimates:
+        if inspection.silent_references[reference_row - len(inspection.estimates)]:
             continue  # reported as absent
         # If only one source is audible in a mixture, its estimate equals both.
         names = [
-            n for k, n in look.mixtures if look.same(row, k) and not look.same(reference_row, k)
+            n
+            for k, n in inspection.mixtures
+            if inspection.same(row, k) and not inspection.same(reference_row, k)
         ]
         if names:
             hint = ". Was an output mistaken for it? As a baseline it is fine"
             yield "mixture", "estimate", clip.label, names[0], hint
 
 
-def _order(look: Inspection) -> _Findings:
+def _order(inspection: Inspection) -> _Findings:
     """Find estimates that each fit another reference better by SI-SDR."""
     from scipy.optimize import linear_sum_assignment
 
-    rows = [*look.references]
-    if len(look.estimates) > len(rows):
+    rows = [*inspection.references]
+    if len(inspection.estimates) > len(rows):
         return
-    levels = [[look.si_sdr[row][k] for k in rows] for row, *_ in look.estimates]
+    levels = [[inspection.si_sdr[row][k] for k in rows] for row, *_ in inspection.estimates]
     moved = []
     for (row, clip, reference_row), best in zip(
-        look.estimates, linear_sum_assignment(levels, True)[1]
+        inspection.estimates, linear_sum_assignment(levels, True)[1]
     ):
-        level, gain = levels[row][best], levels[row][best] - look.si_sdr[row][reference_row]
+        level, gain = levels[row][best], levels[row][best] - inspection.si_sdr[row][reference_row]
         if rows[best] != reference_row:
-            text = f"{clip.label} fits {look.references[rows[best]].label} by {gain:.0f} dB better"
+            better = inspection.references[rows[best]].label
+            text = f"{clip.label} fits {better} by {gain:.0f} dB better"
             moved.append((level > _SWAP_LEAST_DB and gain > _SWAP_DB, text))
     if moved and all(clear for clear, _ in moved):
         yield "order", ", ".join(text for _, text in moved)

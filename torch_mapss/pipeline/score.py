@@ -59,7 +59,7 @@ def bounding(
         "separation": bounds.separation_errors(checked, scores=True),
         "match": bounds.match_errors(checked, scores=True),
     }
-    of_map = "reference" if convention == "reference" else "paper"
+    of_map = "reference" if convention == "reference" else "paper"  # "derived": the paper's map
     settings = config.settings._replace(convention=of_map)
     has_scores = settings == config.settings  # else these are other maps than the scores'
     return Task(functions, settings, functools.partial(bounds_of, config, confidence, has_scores))

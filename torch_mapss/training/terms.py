@@ -227,7 +227,7 @@ def _energies(bank: ReferenceBank, index: tuple[int, ...], grid: Grid) -> Tensor
 
 
 def checked_weighting(weighting: str | Weighting | None) -> str | Weighting | None:
-    """``weighting``; ValueError unless it is one of its three kinds."""
+    """Check ``weighting`` and return it; ValueError unless None, "energy" or a callable."""
     if weighting is None or weighting == "energy" or callable(weighting):
         return weighting
     raise ValueError(
