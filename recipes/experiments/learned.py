@@ -59,6 +59,10 @@ LAYERS = (
     "too. The last line does not judge a layer by the tracks that it was chosen on: each track has "
     "the layer that is best on the other tracks."
 )
+CONTROLS = (
+    "Mean clearance and fidelity. Listeners heard a hidden reference, which is without fault, and "
+    "anchors, each with one fault made on purpose: a split that is kept lowers one number alone."
+)
 POOLINGS = {"pooled": "pooled", "per_track": "within tracks"}
 
 
@@ -266,6 +270,22 @@ def gains(table: pd.DataFrame, base: str) -> str:
     return toolkit.markdown(header, lines)
 
 
+def controls_table(rows: toolkit.Rows, rated_set: RatedSet, encoders: Sequence[str]) -> str:
+    """Mean clearance and fidelity of hidden references and anchors by every encoder."""
+    systems = dict.fromkeys(row["system"] for row in rows.where(dataset=rated_set.name))
+    controls = [system for system in systems if system.startswith(rated.CONTROL)]
+    lines = []
+    for encoder in encoders:
+        cells = []
+        for system in controls:
+            of_system = {"dataset": rated_set.name, "encoder": encoder, "system": system}
+            means = [rows.mean(name, **of_system) for name in ("clearance", "fidelity")]
+            cells.append(", ".join(map(toolkit.number, means)))
+        lines.append([f"`{encoder}`", *cells])
+    names = [f"`{system.removeprefix(rated.CONTROL)}`" for system in controls]
+    return toolkit.markdown(["encoder", *names], lines) if controls else ""
+
+
 def objective_table(table: pd.DataFrame, names: Sequence[str]) -> str:
     """SRCC of the measures of others, the best pooled first; bleed among them."""
     lines = []
@@ -398,6 +418,8 @@ def page(
         if tracks.get("map") and tracks["map"] != tracks["pair"]:
             fewer = f" PS and PM of {len(tracks['map'])} of these tracks, evenly spaced."
         text += [f"{len(tracks['pair'])} tracks. SRCC within tracks; {drawn}.{fewer}"]
+        if anchors := controls_table(rows_by_family["pair"], rated_set, encoders):
+            text += ["", "### Hidden references and anchors", "", CONTROLS, "", anchors]
         for question in rated_set.ratings.questions:
             table = table_of(rows_by_family, rated_set, question, encoders)
             text += ["", f"### {question}", "", crossed(table, "per_track")]

@@ -297,6 +297,8 @@ def test_encoders_on_several_rated_sets_beside_other_measures(rated, tmp_path):
         "## The same encoders on `further`",
         "PS and PM of 2 of these tracks, evenly spaced.",
         "Within tracks, less `waveform`, paired:",
+        "| encoder | `ref` |",
+        "| `mel` | 1.00, 1.00 |",
         "| `emb_mse_x` | 0.9",  # lower is better: turned
     ):
         assert fragment in page, fragment
