@@ -144,7 +144,8 @@ class Encoder(nn.Module):
                 "signal, with time on the last axis."
             )
         if longest is not None and samples > longest:
-            raise ValueError(too_long("the waveform", samples / rate, self.name, longest / rate))
+            subject = f"the waveform of {samples} samples"
+            raise ValueError(too_long(subject, samples / rate, self.name, longest / rate))
 
     def _cast(self, waveform: Tensor) -> Tensor:
         """Cast to the dtype of the computation; half precision is lifted to float32."""
@@ -207,9 +208,9 @@ class Encoder(nn.Module):
 
 
 def too_long(subject: str, seconds: float, encoder: str, longest: float) -> str:
-    """What to say of a signal longer than the ``longest`` seconds that an encoder accepts."""
+    """Message for a signal longer than the ``longest`` seconds that an encoder accepts."""
     return (
-        f"{subject} has {seconds:.3f} s, but encoder {encoder!r} accepts at most {longest:g} s. "
+        f"{subject} has {seconds:.6g} s, but encoder {encoder!r} accepts at most {longest:g} s. "
         'Score it in segments: MAPSS(..., segment="auto"), which is the default of '
         "torch_mapss.evaluate and of the command line."
     )
