@@ -1,6 +1,7 @@
 """Waveforms -> frame scores. The path of a call ``mapss(estimates, references)``:
 
-1. :meth:`torch_mapss.MAPSS.forward`, with the settings of :mod:`~torch_mapss.pipeline.config`;
+1. :meth:`torch_mapss.MAPSS.forward`, with the settings of :mod:`~torch_mapss.pipeline.config`
+   and the encoders of :mod:`~torch_mapss.pipeline.encoder_slots`;
 2. :mod:`~torch_mapss.pipeline.call`: arguments are checked (:mod:`~torch_mapss.pipeline.inputs`),
    and references that are not yet a bank are prepared, so that from here on there always is one;
 3. :mod:`~torch_mapss.pipeline.prepare`: references are normalised and encoded, and their activity

@@ -1,4 +1,4 @@
-"""Settings of a scorer as one record for the functions of the pipeline, with its encoders."""
+"""Settings of a scorer as one record for the functions of the pipeline."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import copy
 import hashlib
 import json
 import math
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -16,193 +15,21 @@ import torch
 from torch import Tensor
 
 from torch_mapss import audio
-from torch_mapss.core import checks
 from torch_mapss.core.decomposition import check_sources, whole_steps
 from torch_mapss.core.settings import Settings
 from torch_mapss.distortions import DistortionBank
 from torch_mapss.distortions.bank_members import evenly
-from torch_mapss.encoders import (
-    Encoder,
-    EncoderRow,
-    as_encoder,
-    encoder_row,
-    known_row,
-    mel_on_grid,
-)
+from torch_mapss.encoders import Encoder
 from torch_mapss.encoders.base import too_long
-from torch_mapss.encoders.registry import as_dtype, checkpoint_of
+from torch_mapss.pipeline.encoder_slots import EncoderSlot
 from torch_mapss.pipeline.measures import MEASURES, with_encoder
 from torch_mapss.pipeline.memory import Budget, budget
-
-EncoderChoice = str | os.PathLike[str] | Encoder | Callable[[Tensor], Tensor]
 
 CONTEXT = 1.0
 """Seconds of context on each side of a segment, for encoders with attention."""
 SEGMENT = 60.0  # seconds; segment="auto"
 HOST = torch.device("cpu")
 DECOMPOSITION_MEMBERS = 20  # distortions per source in the default bank
-
-
-# ------------------------------------------------------------------------------------------------
-# Encoders
-# ------------------------------------------------------------------------------------------------
-
-
-class EncoderSlot:
-    """An encoder that is loaded at its first use.
-
-    The rate and frames of a pretrained encoder are known without its weights.
-
-    Args:
-        choice: the encoder as a user passes it.
-        options: options of :func:`torch_mapss.load_encoder`, if it is a name; None stands for the
-            default.
-        like: slot of the encoder whose frames the log-mel spectra use, for the name "mel".
-
-    Raises:
-        TypeError, ValueError: neither an encoder nor the name of one.
-    """
-
-    def __init__(
-        self, choice: EncoderChoice, options: Mapping[str, Any], like: EncoderSlot | None = None
-    ) -> None:
-        self.choice = os.fspath(choice) if isinstance(choice, os.PathLike) else choice
-        self.like = like
-        self.options = {name: value for name, value in options.items() if value is not None}
-        self.checkpoint: str | None = None  # its name, if it has weights to load
-        self.is_known: bool = like is None or like.is_known  # frames known without reading files
-        self._encoder: Encoder | None = None
-        if isinstance(self.choice, str):
-            row = known_row(self.choice)
-            if row is None or row.needs_download:
-                checkpoint_of(self.choice)
-                self.checkpoint, self.is_known = self.choice, row is not None
-        if self.checkpoint is None and self.is_known:
-            _ = self.encoder
-
-    @property
-    def encoder(self) -> Encoder:
-        """The encoder, loaded at its first use."""
-        if self._encoder is None and self.like is not None:
-            frames = self.like.frames
-            self._encoder = mel_on_grid(frames.sample_rate, frames.hop, frames.receptive_field)
-        elif self._encoder is None:
-            self._encoder = as_encoder(self.choice, **self.options)
-        return self._encoder
-
-    @cached_property
-    def frames(self) -> EncoderRow | Encoder:
-        """Object with ``sample_rate``, ``hop`` and ``receptive_field``; loads no weights."""
-        if self.checkpoint is None:
-            return self.encoder
-        return encoder_row(self.checkpoint, **self.options)
-
-    def __repr__(self) -> str:
-        """The encoder's name."""
-        return repr(self.name)
-
-    @property
-    def name(self) -> str:
-        """Name for tables and messages."""
-        return self.choice if isinstance(self.choice, str) else self.encoder.name
-
-    @property
-    def pretrained(self) -> bool:
-        """Whether the encoder is a transformer."""
-        return self.checkpoint is not None or hasattr(self._encoder, "checkpoint")
-
-    @property
-    def seconds(self) -> float:
-        """Maximum clip duration in seconds."""
-        samples = self.frames.maximum_samples
-        return samples / self.frames.sample_rate if samples else math.inf
-
-    @property
-    def device(self) -> torch.device:
-        """Device of its weights, loaded or not; the CPU if it has none."""
-        if self._encoder is None:
-            return torch.device(self.options.get("device", "cpu"))
-        module = getattr(self._encoder, "model", self._encoder)
-        tensors = (*module.parameters(), *module.buffers())
-        return tensors[0].device if tensors else torch.device("cpu")
-
-    def move(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Apply ``nn.Module.to`` or the like; an encoder not yet loaded will be loaded there."""
-        # Also raises for an unavailable device when there are no weights.
-        moved = change(torch.empty(0, device=self.device)).device
-        if self._encoder is not None:
-            self._encoder._apply(change)
-        else:
-            self.options["device"] = moved
-
-    def describe(self) -> dict[str, Any]:
-        """Settings that its embeddings depend on, as plain values."""
-        frames = self.frames
-        if isinstance(frames, EncoderRow):  # the settings of a TransformerEncoder
-            layer = self.options.get("layer", frames.layer)
-            dtype = as_dtype(self.options.get("dtype")) or torch.float32
-            settings = {"checkpoint": frames.checkpoint, "layer": layer, "dtype": dtype}
-        else:
-            settings = {name: getattr(frames, name, None) for name in frames.settings}
-        settings = {"name": self.name, **settings}
-        settings |= {name: getattr(frames, name) for name in Grid._fields}
-        return {
-            name: str(value) if isinstance(value, torch.dtype) else value
-            for name, value in settings.items()
-            if isinstance(value, str | int | float | bool | torch.dtype)
-        }
-
-
-def encoder_slots(
-    encoder: EncoderChoice,
-    match_encoder: EncoderChoice | None,
-    decomposition_encoder: EncoderChoice,
-    options: dict[str, Any],
-    decomposition_layer: int | None = None,
-) -> dict[str, EncoderSlot]:
-    """Encoders by argument of :class:`~torch_mapss.MAPSS`; equal ones share a slot."""
-    of_separation = EncoderSlot(encoder, options)
-
-    def slot_of(choice: EncoderChoice, layer: int | None = None) -> EncoderSlot:
-        if not isinstance(choice, str | os.PathLike):
-            return of_separation if choice is encoder else EncoderSlot(choice, {})
-        is_equal = os.fspath(choice) == of_separation.choice and layer == options["layer"]
-        return of_separation if is_equal else EncoderSlot(choice, {**options, "layer": layer})
-
-    if decomposition_layer is not None:
-        _check_layered(decomposition_encoder, decomposition_layer)
-
-    if decomposition_encoder == "mel":  # on the frames of PS's encoder
-        of_decomposition = EncoderSlot(decomposition_encoder, {}, like=of_separation)
-    else:
-        of_decomposition = slot_of(decomposition_encoder, decomposition_layer)
-    if of_decomposition.pretrained:
-        checks.warn_user(
-            f"decomposition_encoder={of_decomposition.name!r} is a transformer: from its layer 1 "
-            "on, fidelity follows the noise in an output instead of its distortion. 'mel' is the "
-            "default."
-        )
-    return {
-        "encoder": of_separation,
-        "match_encoder": of_separation if match_encoder is None else slot_of(match_encoder),
-        "decomposition_encoder": of_decomposition,
-    }
-
-
-def _check_layered(decomposition_encoder: EncoderChoice, layer: int) -> None:
-    """Refuse a layer for an encoder that has none, or that has been made already."""
-    message = f"decomposition_layer={layer} was passed, but decomposition_encoder"
-    if not isinstance(decomposition_encoder, str | os.PathLike):
-        raise ValueError(
-            f"{message} is an encoder that is already made. Choose its layer there: "
-            f"load_encoder(NAME, layer={layer})."
-        )
-    row = known_row(os.fspath(decomposition_encoder))
-    if row is not None and not row.needs_download:
-        raise ValueError(
-            f"{message} {row.name!r} has no layers. Name the pretrained encoder that the layer is "
-            "of (decomposition_encoder=, --pair-encoder), or leave the layer out."
-        )
 
 
 class Grid(NamedTuple):

@@ -17,13 +17,8 @@ from torch_mapss.distortions import DistortionBank
 from torch_mapss.encoders import Encoder
 from torch_mapss.pipeline.bank import ReferenceBank
 from torch_mapss.pipeline.call import Call, make_call
-from torch_mapss.pipeline.config import (
-    Config,
-    EncoderChoice,
-    Grid,
-    distortion_banks,
-    encoder_slots,
-)
+from torch_mapss.pipeline.config import Config, Grid, distortion_banks
+from torch_mapss.pipeline.encoder_slots import EncoderChoice, encoder_slots
 from torch_mapss.pipeline.estimates import GAINS
 from torch_mapss.pipeline.measures import checked_measures, with_encoder
 from torch_mapss.pipeline.memory import checked_memory
