@@ -16,7 +16,7 @@ def plain_defaults() -> Iterator[None]:
     """Torch's own defaults again after the test."""
     yield
     torch.set_default_dtype(torch.float32)
-    torch.set_default_device("cpu")
+    torch.set_default_device(None)  # "cpu" would leave a mode in which every method runs twice
 
 
 @pytest.mark.usefixtures("plain_defaults")
