@@ -236,6 +236,17 @@ def test_errors_are_one_line(tmp_path, files, capsys):
     assert taken.read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    "options", [("--bank-size", "0"), ("--layer", "3"), ("--excerpts", "0"), ("--encoder", "./no")]
+)
+def test_wrong_settings_of_a_set_leave_no_folder(options, tmp_path, capsys):
+    path = write_manifest(tmp_path / "set", 1, ("one",))
+    command = ["evaluate", str(path), "--out", str(tmp_path / "out"), "--encoder", "mel"]
+    assert cli.main([*command, *options]) == 2
+    assert options[0].strip("-").replace("-", "_") in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_wrong_usage_exits_with_two(capsys):
     for words in ([], ["score"], ["score", "--nonsense"], ["evaluate", "m.json"], ["sing"]):
         with pytest.raises(SystemExit, match=r"^2$"):

@@ -20,7 +20,8 @@ from torch_mapss.evaluation import cli, listen
 from torch_mapss.evaluation.listen import QUESTIONS, choose, spanned, write_test
 from torch_mapss.evaluation.listen_ratings import rating_tables, read_key, read_ratings
 from torch_mapss.evaluation.ratings import load_ratings
-from torch_mapss.evaluation.results import Results, load_results, records
+from torch_mapss.evaluation.records import rows_of
+from torch_mapss.evaluation.results import Results, load_results
 
 yaml = pytest.importorskip("yaml")
 SYSTEMS = ("one", "two", "three", "four")
@@ -35,8 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "out"
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
-    return records(read_csv(path, dtype=str, keep_default_na=False))
+def csv_rows(path: Path) -> list[dict[str, str]]:
+    return rows_of(read_csv(path, dtype=str, keep_default_na=False))
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +106,8 @@ def made(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_sounds_have_one_loudness_and_the_key_tells_what_they_are(made, results):
-    key = rows_of(made / "stimuli.csv")
-    scored = {(r["mixture_id"], r["system"], r["source"]): r for r in records(results.scores)}
+    key = csv_rows(made / "stimuli.csv")
+    scored = {(r["mixture_id"], r["system"], r["source"]): r for r in rows_of(results.scores)}
     pages = [key[k : k + 5] for k in range(0, len(key), 5)]
     assert {page[0]["role"] for page in pages} == {"hidden_reference"}
     assert len({tuple(row["system"] for row in page) for page in pages}) > 1  # drawn anew
@@ -133,7 +134,7 @@ def test_a_peak_lowers_its_whole_page(results, tmp_path, monkeypatch):
     monkeypatch.setattr(listen, "_LONG_S", 0.5)
     with pytest.warns(UserWarning, match="--seconds"):
         write_test(results, choose(results, 1), tmp_path)
-    rows = rows_of(tmp_path / "stimuli.csv")
+    rows = csv_rows(tmp_path / "stimuli.csv")
     loudness = [float(row["loudness_lufs"]) for row in rows]
     assert max(loudness) - 0.1 < min(loudness) < -1.1
     peaks = [abs(soundfile.read(tmp_path / row["file"])[0]).max() for row in rows]
@@ -160,7 +161,7 @@ def test_configurations_have_all_documented_options_and_name_what_is_there(made)
             assert {*record} == {*OPTIONS[record.get("type", "")].split()}
         assert (welcome["type"], volume["type"], end["type"]) == ("generic", "volume", "finish")
         assert (end["writeResults"], word, configuration["bufferSize"]) == (True, "random", 2048)
-        ids = dict.fromkeys(row["page"] for row in rows_of(made / "stimuli.csv"))
+        ids = dict.fromkeys(row["page"] for row in csv_rows(made / "stimuli.csv"))
         assert [page["id"] for page in pages] == [*ids]
         for page in pages:
             assert page["content"] == welcome["content"] == text
@@ -194,7 +195,7 @@ def test_nothing_is_left_where_a_file_is_missing_or_broken(folder, results, tmp_
 
 def test_excerpts_have_their_own_scores(results, tmp_path):
     write_test(results, choose(results, 2), tmp_path, seconds=0.4)
-    for row in rows_of(tmp_path / "stimuli.csv"):
+    for row in csv_rows(tmp_path / "stimuli.csv"):
         begin, end = float(row["start_s"]), float(row["end_s"])
         assert end - begin == pytest.approx(0.4)
         wave, rate = soundfile.read(tmp_path / row["file"])
@@ -237,14 +238,14 @@ def test_ratings_come_back_under_their_names(made, folder, tmp_path):
     key = read_key(made / "stimuli.csv")
     path = answers(tmp_path / "mushra.csv", key, given_score)
     assert cli.main(["listen", str(folder), "--out", str(made), "--ratings", str(path)]) == 0
-    rows = rows_of(made / "ratings.csv")
+    rows = csv_rows(made / "ratings.csv")
     assert len(rows) == len(key) + 1
     columns = "dataset track source system question role mean_rating n_ratings std median_rating"
     assert [*rows[0]] == [*columns.split(), "mean_norm", "median_norm"]
     joined = load_ratings(made / "ratings.csv")  # by what reads it for correlations
     assert joined.table["is_system"].sum() == 24
     by_place = {(r["track"], r["source"], r["system"]): r for r in rows}
-    for stimulus in records(key):
+    for stimulus in rows_of(key):
         row = by_place[stimulus["mixture_id"], stimulus["source"], stimulus["system"]]
         conditions = [*key.loc[key["page"] == stimulus["page"], "condition"]]
         conditions += ["anchor35"] * (stimulus["page"] == key["page"].iloc[0])
@@ -262,7 +263,7 @@ def test_ratings_come_back_under_their_names(made, folder, tmp_path):
         assert float(row["mean_norm"]) == pytest.approx(norms.mean())
     anchor = by_place[key["mixture_id"].iloc[0], key["source"].iloc[0], "anchor35"]
     assert anchor["role"] == "anchor_35"
-    listeners = {row["listener"] for row in rows_of(made / "ratings_listeners.csv")}
+    listeners = {row["listener"] for row in csv_rows(made / "ratings_listeners.csv")}
     assert listeners == {"ann/30", "bob/30"}
 
 
@@ -279,7 +280,7 @@ def test_who_a_listener_is(made, tmp_path, recwarn, form, sessions, listeners, w
     rows = [
         f"mapss-quality,{listener}{row['page']},{row['condition']},{score}"
         for listener, score in zip(sessions, (40, 45, 60))
-        for row in records(key)
+        for row in rows_of(key)
     ]
     (path := tmp_path / "m.csv").write_text("\n".join([HEADER.format(form), *rows]) + "\n")
     stimuli, single = rating_tables(read_ratings([path]), key)

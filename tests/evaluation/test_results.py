@@ -17,7 +17,8 @@ from separations import leaky, save_manifest, score_set, small_mapss, sources, w
 
 from torch_mapss import compare, evaluate, evaluate_set
 from torch_mapss.evaluation.manifest import load_manifest
-from torch_mapss.evaluation.results import Results, load_results, records
+from torch_mapss.evaluation.records import rows_of
+from torch_mapss.evaluation.results import Results, load_results
 from torch_mapss.evaluation.results_folder import frames_path
 from torch_mapss.evaluation.settings import read_config
 from torch_mapss.evaluation.shard import Shard
@@ -52,20 +53,20 @@ def test_rows_and_frames_are_those_of_single_mixtures(manifest, results):
         assert values.dtype == np.float32
         np.testing.assert_allclose(values, getattr(report, name).numpy(), rtol=1e-6)
     rows = results.scores.query("mixture_id == 'm1' and system == 'bad'")
-    for row, expected in zip(records(rows), report.rows, strict=True):
+    for row, expected in zip(rows_of(rows), report.rows, strict=True):
         for name in results.measures:
             assert row[name] == pytest.approx(expected[name], rel=1e-8, nan_ok=True)
         assert (row["frames"], row["status"]) == (expected.frames, "ok")
         assert row["estimate"] == f"m1/bad/{row['source']}.wav"
     truth = sources(seconds=0.3)  # of the first mixture, where one source is not estimated
     alone = small_mapss()(leaky(truth, 0.5)[1:], truth, attributed=(1,)).utterance()
-    (row,) = records(results.scores.query("mixture_id == 'm0' and system == 'bad'"))
+    (row,) = rows_of(results.scores.query("mixture_id == 'm0' and system == 'bad'"))
     assert (row["source"], row["source_index"]) == ("<b>", 1)
     assert row["ps"] == pytest.approx(alone.ps.item(), rel=1e-6)
 
 
 def test_rows_are_the_means_of_the_frames(results):
-    for row in records(results.scores):
+    for row in rows_of(results.scores):
         frames = results.frames(row["mixture_id"]).systems[row["system"]]
         source_index = list(frames.attributed).index(row["source_index"])
         active = frames.active[source_index]
@@ -79,7 +80,7 @@ def test_rows_are_the_means_of_the_frames(results):
 
 
 def test_cells_have_the_type_of_their_column(results):
-    row, item = records(results.scores)[0], records(results.items)[0]
+    row, item = rows_of(results.scores)[0], rows_of(results.items)[0]
     for kind, names in (
         (int, ("source_index", "frames", "estimate_rate", "silent")),
         (float, (*MEASURED, "estimate_bandwidth", "lag_ms")),
@@ -87,7 +88,7 @@ def test_cells_have_the_type_of_their_column(results):
     ):
         assert {type(row[name]) for name in names} == {kind}
     assert "ps_tail" not in row
-    assert type(records(results.summary)[0]["rates"]) is str
+    assert type(rows_of(results.summary)[0]["rates"]) is str
     assert results.measures == MEASURED
     assert (item["references"], item["seconds"]) == (2, pytest.approx(0.3))
 

@@ -27,7 +27,8 @@ from torch_mapss import evaluate_set
 from torch_mapss.audio import resample
 from torch_mapss.evaluation import cli
 from torch_mapss.evaluation import run as runs
-from torch_mapss.evaluation.results import load_results, records
+from torch_mapss.evaluation.records import rows_of
+from torch_mapss.evaluation.results import load_results
 from torch_mapss.evaluation.results_text import results_text
 from torch_mapss.evaluation.shard import Shard, launched_shard, local_device, parse_shard
 
@@ -267,7 +268,7 @@ def test_findings_of_a_set_are_told_once_and_counted(tmp_path):
     (rates,) = [text for text in outcome.warnings if text.startswith("rates:")]
     assert "the means of system 'two' are over files of 8000, 16000 Hz" in rates
     assert f"Warning: {silent}." in results_text(outcome)
-    rows = {row["system"]: row for row in records(outcome.summary)}
+    rows = {row["system"]: row for row in rows_of(outcome.summary)}
     assert (rows["one"]["silent"], rows["two"]["silent"]) == (2, 0)
     assert (rows["one"]["rates"], rows["two"]["rates"]) == ("16000", "8000;16000")
     assert "a.wav' is silent" in outcome.scores["warnings"].iloc[0]

@@ -10,7 +10,8 @@ from recipe_scripts import recipe
 from separations import leaky, small_mapss, sources, write_all
 
 from torch_mapss import evaluate
-from torch_mapss.evaluation.results import load_results, records
+from torch_mapss.evaluation.records import rows_of
+from torch_mapss.evaluation.results import load_results
 
 scoring = recipe("toolkit_scoring")
 
@@ -45,9 +46,9 @@ def test_espnet_lists(tmp_path):
     assert scoring.main([*arguments, "--bank-size", "5", "--quiet"]) == 0
     results = load_results(tmp_path / "out")
     assert results.systems == ("net",)
-    assert [row["source_index"] for row in records(results.scores)] == [0, 1, 1, 0]
+    assert [row["source_index"] for row in rows_of(results.scores)] == [0, 1, 1, 0]
     assert results.audio("utt0").sources == ("speaker 1", "speaker 2")
-    assert min(row["ps"] for row in records(results.scores)) > 0.7  # attributed rightly
+    assert min(row["ps"] for row in rows_of(results.scores)) > 0.7  # attributed rightly
 
 
 def test_lists_that_do_not_fit(tmp_path):

@@ -298,11 +298,12 @@ def _ranked(
     lower = not SCORES[measure].higher_is_better
     means = means.sort_values("mean", ascending=lower, kind="stable")
     different = np.zeros((len(means), len(means)), dtype=bool)
+    # Rows of ``compared`` are the pairs (0, 1), (0, 2), ... as itertools.combinations gives them.
     different[np.triu_indices(len(means), 1)] = compared["p_holm"] <= alpha
     order = means.index.to_numpy(int)
     groups = significance.letters((different | different.T)[np.ix_(order, order)])
-    least_p = significance.least_holm_p(*family_of(compared, alpha))
-    too_small = len(means) > 1 and least_p > alpha
+    smallest_holm_p = significance.least_holm_p(*family_of(compared, alpha))
+    too_small = len(means) > 1 and smallest_holm_p > alpha
     is_ranked = scores.can_rank(measure)
     notes = []
     rows: Any = means.itertuples()

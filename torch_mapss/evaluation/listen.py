@@ -31,7 +31,8 @@ from torch_mapss.core.checks import check_whole, warn_user
 from torch_mapss.core.pooling import masked_mean, pool_fidelity
 from torch_mapss.evaluation import io, sounds
 from torch_mapss.evaluation.listen_ratings import mark_of, read_key
-from torch_mapss.evaluation.results import Results, records
+from torch_mapss.evaluation.records import rows_of
+from torch_mapss.evaluation.results import Results
 from torch_mapss.evaluation.worst import frame_curves
 
 #: Scores that a test may span: those of the first line of which the results have two.
@@ -99,7 +100,7 @@ def choose(results: Results, count: int = 12, *, seed: int = 0) -> list[list[Row
     scored = scored.assign(cell=[*cells.itertuples(index=False, name=None)])
     chance = random.Random(seed)
     groups = scored.groupby(["mixture_id", "source_index"], sort=False)
-    pages = [records(rows) for _, rows in groups]
+    pages = [rows_of(rows) for _, rows in groups]
     pages = [rows if len(rows) <= _MOST else chance.sample(rows, _MOST) for rows in pages]
     chance.shuffle(pages)
     filled: Counter[tuple[int, ...]] = Counter()

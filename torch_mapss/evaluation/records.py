@@ -75,7 +75,8 @@ def record_of(
         warnings="; ".join(texts),
     )
     item: Record = {f"{name}_se": value for name, value in errors.items()}
-    item |= {"seconds": seconds, "status": table["status"].min(), "reason": ""}
+    status = "undefined" if undefined.all() else "ok"
+    item |= {"seconds": seconds, "status": status, "reason": ""}
     record = _record(mixture, system, table, item, [[*finding] for finding in findings])
     if channels is not None:
         record["channels"] = rows_of(channels.assign(mixture_id=mixture.name, system=system))

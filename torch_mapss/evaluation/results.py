@@ -33,7 +33,6 @@ from torch_mapss.evaluation import io, tables
 from torch_mapss.evaluation.manifest import Mixture
 from torch_mapss.evaluation.protocol import encoder_text, pair_encoder_notes
 from torch_mapss.evaluation.records import Record, paths_of
-from torch_mapss.evaluation.records import rows_of as records  # as other modules call it
 from torch_mapss.evaluation.results_folder import (
     MixtureFrames,
     frames_path,
@@ -44,7 +43,7 @@ from torch_mapss.evaluation.results_folder import (
 from torch_mapss.evaluation.settings import ENCODERS
 from torch_mapss.score_table import scores_in
 
-__all__ = ["Audio", "Results", "load_results", "records", "write_tables"]
+__all__ = ["Audio", "Results", "load_results", "write_tables"]
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -307,9 +307,10 @@ def add_mixtures(folder: str, mixtures: Sequence[Mixture]) -> tuple[dict[str, Mi
         stayed.update(added)
         if added and name in by_name:
             by_name[name] = _with_systems(folder, mixture, before, added)
-    if stored_by_name.keys() <= by_name.keys():  # a full list also gives the order
-        stored_by_name = {}
-    merged = {mixture.name: mixture for mixture in {**stored_by_name, **by_name}.values()}
+    # A list that names every stored mixture gives their order as well.
+    is_full = stored_by_name.keys() <= by_name.keys()
+    in_order = by_name if is_full else {**stored_by_name, **by_name}
+    merged = {mixture.name: mixture for mixture in in_order.values()}
     io.write_json(path, _content([*merged.values()], root, folder))
     if not stayed:
         return merged, ""

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from torch_mapss.evaluation.results import Results, records
+from torch_mapss.evaluation.records import rows_of
+from torch_mapss.evaluation.results import Results
 from torch_mapss.evaluation.text_page import Page, Table
 from torch_mapss.score_table import SCORES, score_label, score_text, scores_in
 
@@ -17,7 +18,7 @@ def results_text(results: Results) -> str:
     names = scores_in(summary.columns, ranked=True)
     counts = ("scored", "undefined", "failed")
     rows = []
-    for row in records(summary):
+    for row in rows_of(summary):
         cells = [_cell(row, name, excerpts is not None) for name in names]
         rows.append([row["system"], *cells, *(str(row[name]) for name in counts)])
     table = Table(["system", *map(score_label, names), *counts], rows)

@@ -133,13 +133,13 @@ def run(
         ValueError, RuntimeError, OSError: as :func:`evaluate_set`.
         KeyboardInterrupt: its text says how to continue.
     """
-    folder, shard = io.make_folder(out), shard or Shard()
-    mixtures = of_one_folder(mixtures)
+    shard, mixtures = shard or Shard(), of_one_folder(mixtures)
     # In this process files are read in the background, and the progress of segments is shown.
     in_process = map is builtins.map
     scorer = Scorer.of(job.settings, job.device, job.mapss) if in_process else _describing(job)
     options = None if job.mapss is not None else scoring.storable(job.settings)
     rate = scorer.mapss.grid.sample_rate
+    folder = io.make_folder(out)  # wrong settings leave none behind
     results_folder.claim(folder, scorer.description, rate, options)
     stored, remark = results_folder.add_mixtures(folder, mixtures)
     states = [results_folder.pending_systems(folder, mixture) for mixture in mixtures]
@@ -150,19 +150,19 @@ def run(
     if not quiet:
         _tell_start(shard, states, remark)
     orders = {name: [*mixture.systems] for name, mixture in stored.items()}
-    progress = _Progress(folder, scorer, pending, orders)
+    work = _Run(folder, scorer, pending, orders)
     if in_process and pending and not quiet:
         console.complain(f"computing on {device_name(scorer.device)}")
     try:
-        with console.progress(sum(progress.lengths.values()), quiet) as bar:
-            progress.bar = bar
+        with console.progress(sum(work.lengths.values()), quiet) as bar:
+            work.bar = bar
             if in_process and pending and not quiet:
-                progress.tell_time()
+                work.tell_time()
             function: Any = job._replace(settings=scoring.with_absolute_folders(job.settings))
-            arriving = progress.in_process() if in_process else iter(map(function, pending))
-            progress.receive(arriving, engine=not in_process)
+            arriving = work.in_process() if in_process else iter(map(function, pending))
+            work.receive(arriving, engine=not in_process)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(progress.stopped()) from None
+        raise KeyboardInterrupt(work.stopped()) from None
     results = read_results(folder)
     write_tables(results)
     return results
@@ -206,7 +206,7 @@ def _tell_start(
         console.complain(f"warning: {reason}")
 
 
-class _Progress:
+class _Run:
     """Scores the pending mixtures of a run, writes each result, and shows the progress."""
 
     def __init__(

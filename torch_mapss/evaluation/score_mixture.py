@@ -76,7 +76,9 @@ def score_mixture(
         ['failed']
     """
     mixture = as_mixture(entry)
-    scorer = _scorer_of(settings, device) if mapss is None else Scorer.of(settings, device, mapss)
+    scorer = (
+        _cached_scorer(settings, device) if mapss is None else Scorer.of(settings, device, mapss)
+    )
     scores = score_loaded(scorer, load_mixture(scorer, mixture))
     return [row for record in scores.records.values() for row in record["rows"]]
 
@@ -91,7 +93,7 @@ class MixtureJob(NamedTuple):
     def __call__(self, mixture: Mixture) -> MixtureScores:
         """Records and frame scores of a mixture."""
         if self.mapss is None:
-            scorer = _scorer_of(self.settings, self.device)
+            scorer = _cached_scorer(self.settings, self.device)
         else:
             scorer = Scorer.of(self.settings, self.device, self.mapss)
         return score_loaded(scorer, load_mixture(scorer, mixture))
@@ -102,7 +104,7 @@ _last_scorer: tuple[bytes, Scorer] | None = None
 _making = threading.Lock()
 
 
-def _scorer_of(settings: Mapping[str, Any], device: torch.device | str | None) -> Scorer:
+def _cached_scorer(settings: Mapping[str, Any], device: torch.device | str | None) -> Scorer:
     """Scorer for the settings, kept for the next mixture."""
     global _last_scorer
     key = pickle.dumps((settings, None if device is None else str(device)))

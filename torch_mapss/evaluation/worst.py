@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from torch_mapss.core.checks import check_whole
 from torch_mapss.evaluation import io, sounds
 from torch_mapss.evaluation.comparison_tables import without_controls
-from torch_mapss.evaluation.results import Results, records
+from torch_mapss.evaluation.records import rows_of
+from torch_mapss.evaluation.results import Results
 from torch_mapss.score_table import (
     FRAME_SCORES,
     SCORES,
@@ -80,7 +81,7 @@ def worst_segments(
     systems = [*results.systems] if controls else without_controls(results.systems)
     worst: dict[str, list[Row]] = {name: [] for name in names}
     columns = ("mixture_id", "system", "source", "source_index", "estimate", "reference")
-    rows = [row | {"row": index} for index, row in enumerate(records(results.scores))]
+    rows = [row | {"row": index} for index, row in enumerate(rows_of(results.scores))]
     listed_rows = [row for row in rows if row["system"] in systems]
     for row, times, curves in frame_curves(results, listed_rows):
         description = {column: row[column] for column in ("row", *columns)}
@@ -238,7 +239,7 @@ def write_segments(
     folder = io.make_folder(folder)
     written: list[str] = []
     ranks = segments.groupby("measure").cumcount() + 1
-    for rank, segment in zip(ranks, records(segments)):
+    for rank, segment in zip(ranks, rows_of(segments)):
         output = "_".join(segment[name] for name in ("mixture_id", "system", "source"))
         waves, rate = sounds.read_together([segment["estimate"], segment["reference"]])
         context = segment["start"] - CONTEXT_S, segment["end"] + CONTEXT_S

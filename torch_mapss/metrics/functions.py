@@ -13,12 +13,12 @@ from torch_mapss.metrics.scored_batch import (
     Request,
     Target,
     item_means,
-    measure_of_score,
     reduced_score,
     score_batch,
 )
 from torch_mapss.pipeline.inputs import check_pit
 from torch_mapss.pipeline.mapss import MAPSS, EncoderChoice, resolve
+from torch_mapss.score_table import SCORES
 
 __all__ = ["bleed", "clearance", "fidelity", "perceptual_match", "perceptual_separation"]
 
@@ -162,7 +162,7 @@ def _per_item(
     **options: Any,
 ) -> Tensor:
     score_name = reduced_score(score_name, reduction)
-    measure = measure_of_score(score_name)
+    measure = SCORES[score_name].measure
     if mapss is not None and seed != 0:
         options["seed"] = seed  # refused by MAPSS, since nothing is drawn here
     mapss = resolve(mapss, encoder, options, measure, seed)

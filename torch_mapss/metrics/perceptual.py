@@ -24,7 +24,7 @@ from torchmetrics.utilities import rank_zero_warn
 from torch_mapss.core.eager import eager
 from torch_mapss.metrics import plots, states
 from torch_mapss.metrics.base import ScoreMetric
-from torch_mapss.metrics.scored_batch import measure_of_score, reduced_score
+from torch_mapss.metrics.scored_batch import reduced_score
 from torch_mapss.pipeline.mapss import MAPSS, EncoderChoice
 from torch_mapss.pipeline.measures import MEASURES
 from torch_mapss.score_table import SCORES, Score
@@ -71,7 +71,7 @@ class SingleScore(ScoreMetric):
         frame_score = self.score_name
         super().__init__(
             mapss,
-            (measure_of_score(frame_score),),
+            (SCORES[frame_score].measure,),
             encoder=encoder,
             attributed=attributed,
             keep_items=keep_items,

@@ -19,7 +19,6 @@ from torch_mapss.pipeline.measures import MEASURES
 from torch_mapss.pipeline.order import best_order, reordered
 from torch_mapss.pipeline.score import score, scoring
 from torch_mapss.pipeline.scores import Scores
-from torch_mapss.score_table import SCORES
 
 Target = Tensor | ReferenceBank
 REDUCTIONS = ("mean", "source", "none")
@@ -115,8 +114,3 @@ def reduced_score(score_name: str, reduction: str) -> str:
     choices = (*REDUCTIONS, "pesq") if score_name == "ps" else REDUCTIONS
     checks.check_choice(reduction, "reduction", choices)
     return "ps_pesq" if reduction == "pesq" else score_name
-
-
-def measure_of_score(score_name: str) -> str:
-    """The measure that computes a score."""
-    return SCORES[score_name].measure

@@ -21,7 +21,8 @@ from torch_mapss.evaluation.comparison import MOST_SOURCES, Comparison, compare
 from torch_mapss.evaluation.manifest import CONTROL
 from torch_mapss.evaluation.page.tracks import make_tracks
 from torch_mapss.evaluation.plots import AXES
-from torch_mapss.evaluation.results import Results, load_results, records
+from torch_mapss.evaluation.records import rows_of
+from torch_mapss.evaluation.results import Results, load_results
 from torch_mapss.evaluation.significance import p_text
 from torch_mapss.evaluation.worst import frame_curves, worst_segments
 from torch_mapss.score_table import SCORES, score_label
@@ -110,7 +111,7 @@ def page_content(results: Results, page: str, embed_bytes: int) -> dict[str, Any
     """
     comparison = compare(results)
     score_names = list(comparison.measures)
-    rows = records(results.scores)
+    rows = rows_of(results.scores)
     paths_by_role = [_paths_by_role(results, row) for row in rows]
     segments = worst_of_systems(results)
     # Files of worst moments first: they are embedded before the others.
@@ -138,7 +139,7 @@ def page_content(results: Results, page: str, embed_bytes: int) -> dict[str, Any
         "input": input_notes(results),
         "scores": [_shown_score(name) for name in score_names],
         "panels": panels,
-        "ranking": records(comparison.ranking),
+        "ranking": rows_of(comparison.ranking),
         "pairs": _pair_rows(comparison),
         "notes": comparison.notes(),
         "values": _ranked_values(comparison),
@@ -147,7 +148,7 @@ def page_content(results: Results, page: str, embed_bytes: int) -> dict[str, Any
         "channels": _channel_means(results, score_names),
         "rows": shown_rows,
         "tracks": [*tracks.files.values()],
-        "segments": records(segments[_SEGMENT_COLUMNS].assign(clips=tracks.clips)),
+        "segments": rows_of(segments[_SEGMENT_COLUMNS].assign(clips=tracks.clips)),
         "sampled": results.sampled,
         "embedded": tracks.summary,
         "missing": [f"{io.shown(path)}: {why}" for path, why in tracks.missing.items()],
@@ -273,7 +274,7 @@ def _panels(score_names: Sequence[str]) -> list[list[str]]:
 def _pair_rows(comparison: Comparison) -> list[dict[str, Any]]:
     """Tests of two systems each; p is written as everywhere else."""
     pairs = comparison.shown_pairs()
-    return records(pairs.assign(p_text=pairs["p_holm"].map(p_text)))
+    return rows_of(pairs.assign(p_text=pairs["p_holm"].map(p_text)))
 
 
 def _ranked_values(comparison: Comparison) -> dict[str, dict[str, list[float]]]:
@@ -292,7 +293,7 @@ def _control_means(comparison: Comparison) -> list[dict[str, Any]]:
         return []
     table = means.pivot(index="system", columns="measure", values="mean").reset_index()
     table["system"] = table["system"].str.removeprefix(CONTROL)
-    return records(table)
+    return rows_of(table)
 
 
 def _source_means(comparison: Comparison) -> dict[str, Any]:
@@ -301,7 +302,7 @@ def _source_means(comparison: Comparison) -> dict[str, Any]:
     names = means["source"].unique().tolist()
     if not 1 < len(names) <= MOST_SOURCES:
         return {"names": [], "means": []}
-    return {"names": names, "means": records(means)}
+    return {"names": names, "means": rows_of(means)}
 
 
 def _channel_means(results: Results, score_names: Sequence[str]) -> dict[str, Any]:
@@ -311,7 +312,7 @@ def _channel_means(results: Results, score_names: Sequence[str]) -> dict[str, An
     names = [name for name in score_names if name in table]
     of_mixtures = table.groupby(["mixture_id", "system", "channel"], sort=False)[names].mean()
     means = of_mixtures.groupby(["system", "channel"], sort=False).mean().reset_index()
-    return {"numbers": sorted(table["channel"].unique().tolist()), "means": records(means)}
+    return {"numbers": sorted(table["channel"].unique().tolist()), "means": rows_of(means)}
 
 
 def add_channels(
@@ -320,7 +321,7 @@ def add_channels(
     """Put the scores of the channels into the rows of the page, as ``channels``."""
     keys = ("mixture_id", "system", "source")
     by_estimate: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for channel in records(results.channels):
+    for channel in rows_of(results.channels):
         by_estimate.setdefault(tuple(channel[key] for key in keys), []).append(channel)
     for row, shown_row in zip(rows, shown_rows):
         shown_row["channels"] = by_estimate.get(tuple(row[key] for key in keys), [])
@@ -339,7 +340,7 @@ def add_curves(
     import pandas
 
     indices = [*row_order]
-    rows = records(results.scores)
+    rows = rows_of(results.scores)
     points = max(_FEWEST, _VALUES // max(1, len(rows) * len(names)))
     most_curves = 2 * _VALUES // (points * max(1, len(names)))
     curves_of_rows = frame_curves(results, [rows[index] for index in indices])
