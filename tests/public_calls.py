@@ -125,6 +125,13 @@ def triggered() -> list[float | None]:
     return list(trigger.statistics.values())
 
 
+def triggered_by_a_list() -> list[float | None]:
+    """The same of plain numbers."""
+    trigger = FrameTrigger(Quantile("ps", 0.5, above=0.99))
+    trigger.update({"ps": frames().flatten().tolist()})
+    return list(trigger.statistics.values())
+
+
 def correlated() -> Any:
     """A correlation with ratings and its bounds."""
     scores, ratings = noise(8, dtype=torch.float64), noise(8, seed=1, dtype=torch.float64)
@@ -231,6 +238,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "ReferenceBank": saved_and_loaded,
     **{name: functools.partial(measured, name) for name in metrics.__all__ if name[0].isupper()},
     "FrameTrigger": triggered,
+    "FrameTrigger of a list": triggered_by_a_list,
     "evaluate": evaluated,
 }
 

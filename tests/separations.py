@@ -112,6 +112,13 @@ def save_results(folder: Path, rows: Sequence[dict[str, Any]]) -> Path:
     return folder
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files of results by their path, but for the list that says where the folder lies."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    by_name = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+    return {name: content for name, content in by_name.items() if name != "mixtures.json"}
+
+
 def save_manifest(folder: Path, entries: Any, name: str = "manifest.json") -> Path:
     """The entries as a manifest in ``folder``."""
     path = folder / name

@@ -13,7 +13,7 @@ from made_up_results import compared, three_systems
 from public_calls import embeddings, frames, mapss, waveforms
 
 import torch_mapss
-from torch_mapss import DistortionBank, audio, functional
+from torch_mapss import DistortionBank, audio, bounds, functional
 from torch_mapss.training.curriculum import Fraction, FrameTrigger, Quantile, Trend
 
 
@@ -78,6 +78,10 @@ def _bootstrap(**options: Any) -> Any:
     return _bounds(tail="bootstrap", **options)
 
 
+def _correlated(**options: Any) -> Any:
+    return bounds.source_correlation(*embeddings(), **{"draws": 20, **options})
+
+
 # Function, argument, a NumPy number that it takes, the text of a number that it refuses.
 NUMBERS: list[tuple[Callable[..., Any], str, Any, str]] = [
     (_scorer, "seed", np.int64(3), "3"),
@@ -104,6 +108,7 @@ NUMBERS: list[tuple[Callable[..., Any], str, Any, str]] = [
     (_map, "max_dimension", np.int64(3), "3"),
     (_separation, "attributed", np.array([0, 1]), "01"),
     (_bounds, "confidence", np.float64(0.9), "0.9"),
+    (_correlated, "draws", np.int64(20), "20"),
     (_pooled, "window", np.int64(5), "5"),
     (_pooled, "hop", np.int64(5), "5"),
     (_pooled, "p", np.float64(6.0), "6"),
@@ -144,6 +149,12 @@ def test_text_is_refused_by_the_name_of_its_argument(
     settings = QUICK if function is _evaluated else {}
     with pytest.raises((TypeError, ValueError), match=argument):
         function(**settings, **{argument: text})
+
+
+def test_a_number_of_draws_is_whole() -> None:
+    torch.testing.assert_close(_correlated(draws=50.0), _correlated(draws=50))
+    with pytest.raises(TypeError, match=r"draws must be a whole number, got 50\.5"):
+        _correlated(draws=50.5)
 
 
 CHOICES: list[tuple[Callable[..., Any], str, str]] = [

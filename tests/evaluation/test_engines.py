@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,22 +18,17 @@ from typing import Any
 
 import pandas
 import pytest
-from separations import environment, python, small_mapss, write_manifest
+import torch
+from separations import contents, environment, python, small_mapss, write_manifest
 
 from torch_mapss import evaluate, evaluate_set, score_mixture
+from torch_mapss.core.devices import with_index
 from torch_mapss.evaluation import cli, engines
 from torch_mapss.evaluation.manifest import load_manifest
 from torch_mapss.evaluation.results import load_results
 from torch_mapss.evaluation.shard import local_device
 
 QUICK: dict[str, Any] = {"measures": "bleed", "encoder": "mel"}
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """All files of results by their path, but for the list that says where the folder lies."""
-    paths = [path for path in folder.rglob("*") if path.is_file()]
-    by_name = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
-    return {name: content for name, content in by_name.items() if name != "mixtures.json"}
 
 
 @pytest.fixture(scope="module")
@@ -203,17 +199,12 @@ def test_a_report_is_sent_as_arrays_each_waveform_once(tmp_path):
 
 
 def test_shares_of_gpus_go_round_robin(monkeypatch):
-    import torch
-
     placed: list[int] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", placed.append)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    numbers: Any = multiprocessing.get_context("spawn").SimpleQueue()
     for number in range(4):
-        numbers.put(number)
-    for _ in range(4):
-        engines._start_worker(type("Queue", (), {"get": numbers.get}), 1)
+        engines._start_worker(number, 1)
     assert placed == [0, 1, 0, 1]
     assert local_device("cpu") == "cpu"
 
@@ -230,6 +221,62 @@ def test_an_address_without_a_scheduler_is_named(tiny, tmp_path, capsys, monkeyp
     assert "--dask 'tcp://127.0.0.1:1': no scheduler answers there" in capsys.readouterr().err
     assert cli.main([*command, "--workers", "2"]) == 2
     assert "pass --workers or --dask" in capsys.readouterr().err
+
+
+def test_a_scorer_keeps_the_gpu_of_the_thread_that_made_it(monkeypatch):
+    """Mixtures are read in another thread, whose current GPU is the first."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    for name, expected in {"cuda": "cuda:3", "cuda:1": "cuda:1", "cpu": "cpu"}.items():
+        assert with_index(torch.device(name)) == torch.device(expected)
+
+
+class Recorder:
+    """A function that notes in which order it is told of items, and called for them."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, int]] = []
+
+    def read_ahead(self, item: int) -> None:
+        self.events.append(("told", item))
+
+    def __call__(self, item: int) -> int:
+        self.events.append(("called", item))
+        return 10 * item
+
+
+def test_an_item_is_told_before_the_one_ahead_of_it_is_scored():
+    function = Recorder()
+    with ThreadPoolExecutor(1) as worker:
+        results = [*engines.reading_ahead([worker])(function, range(3))]
+    assert results == [0, 10, 20]
+    told_early = [("told", 0), ("told", 1), ("called", 0), ("told", 2), ("called", 1)]
+    assert function.events == [*told_early, ("called", 2)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7])
+def test_every_item_is_scored_once_by_the_worker_that_was_told(count):
+    class Told(Recorder):
+        def read_ahead(self, item: int) -> None:
+            self.events.append((threading.current_thread().name, item))
+
+        def __call__(self, item: int) -> int:
+            self.events.append((threading.current_thread().name, item))
+            return item
+
+    function = Told()
+    with ThreadPoolExecutor(1) as first_worker, ThreadPoolExecutor(1) as second_worker:
+        workers = [first_worker, second_worker]
+        results = [*engines.reading_ahead(workers)(function, range(count))]
+        plain = [*engines.reading_ahead(workers)(str, range(count))]
+    assert sorted(results) == [*range(count)]
+    assert sorted(plain) == sorted(map(str, range(count)))
+    assert sorted(function.events) == sorted(2 * [*set(function.events)])
+
+
+def test_mixtures_that_are_read_ahead_score_the_same(tiny, expected, tmp_path):
+    with ThreadPoolExecutor(1) as worker:
+        evaluate_set(tiny, out=tmp_path, map=engines.reading_ahead([worker]), **QUICK)
+    assert contents(tmp_path) == expected
 
 
 # ------------------------------------------------------------------ Processes, slow for their start

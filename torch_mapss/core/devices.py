@@ -31,6 +31,16 @@ def device_name(device: torch.device) -> str:
     return f"{device} ({torch.cuda.get_device_name(device)})"
 
 
+def with_index(device: torch.device) -> torch.device:
+    """``device`` with the index of the current GPU where it is CUDA without one.
+
+    The current GPU is a setting of each thread: in another thread "cuda" is the first one.
+    """
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 def working_device(device: torch.device) -> torch.device:
     """A device with float64: ``device`` itself, or the CPU."""
     return torch.device("cpu") if device.type in _WITHOUT_FLOAT64 else device

@@ -6,11 +6,19 @@ engine. Results are passed on as they arrive, in any order.
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    as_completed,
+    wait,
+)
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch_mapss.core import checks
@@ -31,23 +39,22 @@ def process_map(workers: int, threads: int | None = None) -> Iterator[Map]:
     threads = threads or max(1, (os.cpu_count() or 1) // workers)
     # Not forked, because a fork of a process with threads or a GPU may hang.
     context = multiprocessing.get_context("spawn")
-    numbers = context.Queue()
-    for number in range(workers):
-        numbers.put(number)
-    with ProcessPoolExecutor(
-        workers, context, initializer=_start_worker, initargs=(numbers, threads)
-    ) as pool:
-        yield unordered(pool)
+    with ExitStack() as stack:
+        pools = []
+        for number in range(workers):
+            pool = ProcessPoolExecutor(1, context, _start_worker, (number, threads))
+            pools.append(stack.enter_context(pool))
+        yield reading_ahead(pools)
 
 
-def _start_worker(numbers: Any, threads: int) -> None:
-    """Set up a worker: its number of threads, and its GPU if there is one."""
+def _start_worker(number: int, threads: int) -> None:
+    """Set up worker ``number``: its number of threads, and its GPU if there is one."""
     import torch
 
     torch.set_num_threads(threads)
     gpus = torch.cuda.device_count()
     if gpus:
-        torch.cuda.set_device(numbers.get() % gpus)
+        torch.cuda.set_device(number % gpus)
 
 
 @contextmanager
@@ -69,6 +76,48 @@ def dask_map(address: str) -> Iterator[Map]:
         ) from None
     with client:
         yield unordered(client.get_executor())
+
+
+def reading_ahead(workers: Sequence[Executor]) -> Map:
+    """A ``map`` over executors of one process each, which read an item while scoring another.
+
+    A function with ``read_ahead(item)``, which must return at once, is told each item before it is
+    called for the one before it, in the process that will be called for both. Results are yielded
+    as they arrive, and each worker gets a new item when it has finished one.
+    """
+
+    def apply(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+        remaining = iter(items)
+        told: dict[Executor, Any] = {}  # item that a worker has been told of, and not called for
+        running: dict[Future[Any], Executor] = {}
+
+        def tell(worker: Executor) -> None:
+            for item in itertools.islice(remaining, 1):
+                told[worker] = item
+                if hasattr(function, "read_ahead"):
+                    worker.submit(function.read_ahead, item)
+
+        def call(worker: Executor) -> None:
+            if worker in told:
+                item = told.pop(worker)
+                tell(worker)
+                running[worker.submit(function, item)] = worker
+
+        for worker in workers:
+            tell(worker)
+        for worker in workers:
+            call(worker)
+        try:
+            while running:
+                finished, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    call(running.pop(future))
+                    yield future.result()
+        finally:
+            for future in running:
+                future.cancel()
+
+    return apply
 
 
 def unordered(executor: Executor) -> Map:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torch_mapss import audio
 from torch_mapss.core import checks
-from torch_mapss.core.devices import best_device, device_name
+from torch_mapss.core.devices import best_device, device_name, with_index
 from torch_mapss.evaluation import audio_input, input_checks, io, pooled
 from torch_mapss.evaluation import settings as scoring
 from torch_mapss.evaluation.audio_input import Clip, ReferenceSignals
@@ -167,7 +167,8 @@ class Scorer:
                 f"that many distances. Take at least {_LEAST_BANK}, or leave PM out (measures)."
             )
         encoder_device = mapss.config.encoders["encoder"].device
-        return Scorer(mapss, chosen, encoder_device if device is None else torch.device(device))
+        waveform_device = encoder_device if device is None else torch.device(device)
+        return Scorer(mapss, chosen, with_index(waveform_device))
 
     @cached_property
     def description(self) -> dict[str, Any]:

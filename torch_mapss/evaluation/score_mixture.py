@@ -7,10 +7,12 @@ scorer once.
 
 from __future__ import annotations
 
+import functools
 import pickle
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -92,11 +94,27 @@ class MixtureJob(NamedTuple):
 
     def __call__(self, mixture: Mixture) -> MixtureScores:
         """Records and frame scores of a mixture."""
+        scorer, loading = self._scorer(), _loading.pop(mixture.name, None)
+        loaded = load_mixture(scorer, mixture) if loading is None else loading.result()
+        return score_loaded(scorer, loaded)
+
+    def read_ahead(self, mixture: Mixture) -> None:
+        """Start to read a mixture that this process will be asked for next; returns at once."""
+        _loading[mixture.name] = _reader().submit(load_mixture, self._scorer(), mixture)
+
+    def _scorer(self) -> Scorer:
         if self.mapss is None:
-            scorer = _cached_scorer(self.settings, self.device)
-        else:
-            scorer = Scorer.of(self.settings, self.device, self.mapss)
-        return score_loaded(scorer, load_mixture(scorer, mixture))
+            return _cached_scorer(self.settings, self.device)
+        return Scorer.of(self.settings, self.device, self.mapss)
+
+
+# Mixtures that this process is reading in the background, by name.
+_loading: dict[str, Future[LoadedMixture]] = {}
+
+
+@functools.cache
+def _reader() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "torch_mapss-reader")
 
 
 # The scorer that this process made last, with a key of its settings.

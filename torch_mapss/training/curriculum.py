@@ -447,7 +447,7 @@ def _frames(scores: Scores | Mapping[str, Any], measure: str) -> Tensor:
     elif measure in scores:
         values = scores[measure]
         if not isinstance(values, Tensor):
-            values = torch.as_tensor(values, dtype=torch.float64)
+            values = torch.as_tensor(values, dtype=torch.float64, device="cpu")
     else:
         raise KeyError(
             f"scores lack {measure!r}, which a condition of this trigger uses; they hold "
