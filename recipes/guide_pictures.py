@@ -395,7 +395,7 @@ def report(path: Path) -> None:
     """The report page of a set, as a browser shows its beginning.
 
     Raises:
-        NoBrowser: no Chromium is installed.
+        NoBrowser: no Chromium is installed, or it took no picture.
     """
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
@@ -404,10 +404,15 @@ def report(path: Path) -> None:
         results = made_up_set(Path(scratch))
         page = Path(scratch) / "report.html"
         write_page(results, page, title="Eight songs")
-        command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-        command += ["--no-first-run", "--disable-background-networking", "--window-size=1180,1900"]
-        command += [f"--user-data-dir={scratch}/profile", f"--screenshot={path}", page.as_uri()]
-        subprocess.run(command, check=True, capture_output=True, timeout=300)
+        flags = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
+        flags += ("--hide-scrollbars", "--no-first-run", "--disable-background-networking")
+        flags += ("--disable-component-update", "--disable-sync", "--window-size=1180,1900")
+        command = [browser, *flags, f"--user-data-dir={scratch}/profile"]
+        command += [f"--screenshot={path.absolute()}", page.as_uri()]
+        try:
+            subprocess.run(command, check=True, capture_output=True, timeout=120)
+        except subprocess.SubprocessError as error:
+            raise NoBrowser(f"{browser} took no picture: {error}") from error
 
 
 # ------------------------------------------------------------------ what all need

@@ -9,8 +9,10 @@ from typing import Any
 
 from docutils import nodes
 from docutils.parsers.rst import directives
+from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
+logger = logging.getLogger(__name__)
 RECIPES = Path(__file__).parents[2] / "recipes"
 sys.path.append(str(RECIPES))
 
@@ -31,8 +33,9 @@ class Picture(SphinxDirective):
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 guide_pictures.DRAW[name](path)
-            except guide_pictures.NoBrowser:
-                return []  # the text stands without it
+            except guide_pictures.NoBrowser as error:
+                logger.info("%s is left out: %s", name, error)  # the text stands without it
+                return []
         folder = (Path(self.env.srcdir) / self.env.docname).parent
         figure = nodes.figure()
         figure += nodes.image(uri=os.path.relpath(path, folder), alt=self.options["alt"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,19 @@ def test_console(
     assert "over channels" in printed
     assert cli.main([*arguments, "--measures", "decomposition"]) == 0
     assert "By channel" not in capsys.readouterr().out
+
+
+def test_console_of_a_set(
+    paths: dict[str, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = {"mixture_id": "m", "references": paths["references"]}
+    entry |= {"systems": {"one": paths["estimates"]}}
+    (tmp_path / "set.json").write_text(json.dumps([entry]))
+    arguments = ["evaluate", str(tmp_path / "set.json"), "--measures", "decomposition", "--out"]
+    for channels, is_told in (("each", True), ("mean", False)):
+        out = str(tmp_path / channels)
+        assert cli.main([*arguments, out, "--channels", channels]) == 0
+        assert ("channels.csv has the scores of each" in capsys.readouterr().out) == is_told
 
 
 def test_page(paths: dict[str, list[str]], tmp_path: Path) -> None:
