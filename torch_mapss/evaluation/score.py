@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torch_mapss import audio
 from torch_mapss.core import checks
 from torch_mapss.core.devices import best_device, device_name, with_index
 from torch_mapss.evaluation import audio_input, input_checks, io, pooled
@@ -26,6 +25,7 @@ from torch_mapss.evaluation.protocol import pair_encoder_notes, settings_of
 from torch_mapss.evaluation.report import Report
 from torch_mapss.evaluation.report_rows import channel_rows, estimate_rows, input_notes
 from torch_mapss.evaluation.settings import ScoringSettings
+from torch_mapss.evaluation.system_signals import system_signals
 from torch_mapss.pipeline.energy_ratios import bss_package
 from torch_mapss.pipeline.scores import ScoreBounds, Scores
 from torch_mapss.pipeline.segments import OnSegment
@@ -219,7 +219,9 @@ class Scorer:
         Raises:
             ValueError: the estimates do not fit the references.
         """
-        signals = self._signals(estimates, references, attributed, mixture)
+        signals = system_signals(
+            self.mapss, self.settings, self.device, estimates, references, attributed, mixture
+        )
         measures = self.settings.measures
         inspected = Inspection(signals, has_log_pm=measures is None or "match" in measures)
         inspected.energy_ratios = energy_ratios(
@@ -232,59 +234,6 @@ class Scorer:
         )
         inspected.release()
         return inspected
-
-    def _signals(
-        self,
-        estimates: Sequence[Clip | None],
-        references: ReferenceSignals,
-        attributed: Sequence[int] | None,
-        mixture: Clip | None,
-    ) -> SystemSignals:
-        clips = tuple(clip for clip in estimates if clip is not None)
-        truth_clips = references.clips
-        if len(clips) < len(estimates):
-            if attributed is not None or len(estimates) != len(truth_clips):
-                raise ValueError(
-                    f"estimates hold None: pass one entry for each of the {len(truth_clips)} "
-                    f"references, got {len(estimates)}, and no attributed."
-                )
-            attributed = [index for index, clip in enumerate(estimates) if clip is not None]
-        if len(truth_clips) < 2:
-            raise ValueError(
-                f"at least two references are needed, got {len(truth_clips)}: an estimate is "
-                "compared with the other sources of the mixture."
-            )
-        samples = audio_input.common_length(clips, truth_clips, self.settings.trim)
-        audio_input.check_channels([*clips, *truth_clips])
-        outputs = audio_input.stack(clips, samples, self.device)
-        # The scorer refuses non-finite samples, unless check_finite is off.
-        mono_outputs, mono_truth = audio_input.mean_of_channels(outputs), references.mono
-        if samples < mono_truth.shape[-1]:
-            mono_truth = mono_truth[:, :samples]
-        if self.settings.permute:
-            attributed = audio.match_sources(mono_outputs, mono_truth).tolist()
-        attributed = checks.check_attributed(attributed, len(clips), len(truth_clips))
-        rate, align = self.mapss.sample_rate, self.settings.align is not None
-        target = mono_truth[list(attributed)]
-        lags, removed = input_checks.measure_lags(mono_outputs, target, rate, align)
-        moved = outputs
-        if any(removed):
-            shifted = [audio.shift(wave, lag) for wave, lag in zip(outputs.unbind(-2), removed)]
-            moved = torch.stack(shifted, -2)
-        return SystemSignals(
-            estimates=audio_input.viewing(clips, outputs),
-            references=truth_clips,
-            outputs=mono_outputs,
-            truth=mono_truth,
-            attributed=attributed,
-            mixture=mixture,
-            rate=rate,
-            grid=self.mapss.grid,
-            lags=lags,
-            removed=removed,
-            moved=moved,
-            channels=references.channels[..., :samples],
-        )
 
     def spans(self, signals: SystemSignals, key: str) -> list[tuple[int, int]]:
         """Ranges in samples that are scored: the whole, or each excerpt."""
