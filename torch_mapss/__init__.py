@@ -39,7 +39,7 @@ _NAMES = {
     "MatchLoss MAPSSLoss",
     "training.curriculum": "FrameTrigger",
     "metrics": "Clearance Fidelity Bleed PerceptualSeparation PerceptualMatch SourceScores",
-    "evaluation.score": "evaluate",
+    "evaluation.single_mixture": "evaluate",
     "evaluation.run": "evaluate_set",
     "evaluation.score_mixture": "score_mixture",
     "evaluation.report": "Report",
@@ -69,8 +69,8 @@ if TYPE_CHECKING:  # the same, for type checkers
     from torch_mapss.evaluation.comparison import compare as compare
     from torch_mapss.evaluation.report import Report as Report
     from torch_mapss.evaluation.run import evaluate_set as evaluate_set
-    from torch_mapss.evaluation.score import evaluate as evaluate
     from torch_mapss.evaluation.score_mixture import score_mixture as score_mixture
+    from torch_mapss.evaluation.single_mixture import evaluate as evaluate
     from torch_mapss.metrics import Bleed as Bleed
     from torch_mapss.metrics import Clearance as Clearance
     from torch_mapss.metrics import Fidelity as Fidelity

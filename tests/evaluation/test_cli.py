@@ -260,7 +260,9 @@ def test_interruptions_and_unexpected_errors(files, monkeypatch, capsys):
         (KeyboardInterrupt(), 130, ["torch-mapss: interrupted\n"]),
         (ZeroDivisionError("division\nby zero"), 2, unexpected),
     ):
-        monkeypatch.setattr("torch_mapss.evaluation.score.evaluate", Mock(side_effect=raised))
+        monkeypatch.setattr(
+            "torch_mapss.evaluation.single_mixture.evaluate", Mock(side_effect=raised)
+        )
         assert score(files) == code
         error = capsys.readouterr().err
         assert error.count("\n") == 1
@@ -372,7 +374,7 @@ def test_names_survive_where_file_names_are_bytes(tmp_path):
 @pytest.mark.parametrize("option", ["--out", "--plot"])
 def test_folders_are_tried_before_scoring(option, tmp_path, files, monkeypatch, capsys):
     early = Mock(side_effect=AssertionError("scored before the folder was looked at"))
-    monkeypatch.setattr("torch_mapss.evaluation.score.evaluate", early)
+    monkeypatch.setattr("torch_mapss.evaluation.single_mixture.evaluate", early)
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
     target = tmp_path / "x.png" if option == "--plot" else tmp_path
     assert score(files, option, str(target)) == 2

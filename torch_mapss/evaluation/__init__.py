@@ -69,7 +69,7 @@ _HOMES = {
     "compare": "torch_mapss.evaluation.comparison",
     "load_results": "torch_mapss.evaluation.results",
     "Report": "torch_mapss.evaluation.report",
-    "evaluate": "torch_mapss.evaluation.score",
+    "evaluate": "torch_mapss.evaluation.single_mixture",
     "evaluate_set": "torch_mapss.evaluation.run",
     "score_mixture": "torch_mapss.evaluation.score_mixture",
 }

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch_mapss import audio
 from torch_mapss.evaluation import io, plots
 from torch_mapss.evaluation.report import Report, plot_reports
-from torch_mapss.evaluation.score import evaluate
+from torch_mapss.evaluation.single_mixture import evaluate
 from torch_mapss.pipeline.mapss import MAPSS
 from torch_mapss.score_table import SCORES, score_label, score_text, scores_in
 

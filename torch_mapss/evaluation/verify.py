@@ -23,8 +23,8 @@ from torch_mapss.evaluation.manifest import short
 from torch_mapss.evaluation.protocol import protocol_id, relevant, settings_of
 from torch_mapss.evaluation.records import SystemFrames
 from torch_mapss.evaluation.results import Results
-from torch_mapss.evaluation.score import evaluate
 from torch_mapss.evaluation.settings import scoring_settings
+from torch_mapss.evaluation.single_mixture import evaluate
 from torch_mapss.pipeline.measures import checked_measures
 from torch_mapss.pipeline.scores import Scores
 from torch_mapss.score_table import SCORES, scores_in

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         io.make_folder(args.out)
     from torch_mapss.evaluation import settings
-    from torch_mapss.evaluation.score import evaluate
+    from torch_mapss.evaluation.single_mixture import evaluate
 
     with arguments.threads(args.threads), console.progress(1.0, args.quiet) as bar:
         report = evaluate(
