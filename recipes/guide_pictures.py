@@ -113,10 +113,10 @@ def modern_separators(encoder: str) -> dict[str, tuple[float, float, float]]:
     names = {"clearance": "clearance", "fidelity": "fidelity", "PS": "PS"}
     names["log PM"] = "log PM (compressed)"
     measured = {name: with_interval(row[column]) for name, column in names.items()}
-    for other in pages["dmos: other measures"]:
-        if other["measure"] in ("`sir`", "`sar`"):
-            name = other["measure"].strip("`").upper()
-            measured[name] = with_interval(other["within tracks"])
+    for rival in pages["dmos: other measures"]:
+        if rival["measure"] in ("`sir`", "`sar`"):
+            name = rival["measure"].strip("`").upper()
+            measured[name] = with_interval(rival["within tracks"])
     return measured
 
 
