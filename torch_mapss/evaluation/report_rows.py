@@ -1,16 +1,21 @@
-"""Rows and notes of a report: each estimate's measurements, and changes made to the input."""
+"""Scores of one mixture and system as a report, with its rows and notes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch_mapss.evaluation import audio_input, input_checks
+import torch
+
+from torch_mapss.core.devices import device_name
+from torch_mapss.evaluation import audio_input, input_checks, pooled
 from torch_mapss.evaluation.input_checks import Inspection, SystemSignals
+from torch_mapss.evaluation.protocol import pair_encoder_notes
+from torch_mapss.evaluation.report import Report
 from torch_mapss.evaluation.settings import ScoringSettings
-from torch_mapss.pipeline.scores import Scores
-from torch_mapss.score_table import scores_in
+from torch_mapss.pipeline.scores import ScoreBounds, Scores
+from torch_mapss.score_table import scores_in, scores_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -100,3 +105,73 @@ def input_notes(
             )
         notes.append(f"excerpts scored (s): {drawn}{fewer}")
     return tuple(notes)
+
+
+def make_report(
+    inspected: Inspection,
+    scored: Sequence[tuple[Scores, ScoreBounds | None]],
+    spans: Sequence[tuple[int, int]],
+    key: str,
+    settings: ScoringSettings,
+    description: Mapping[str, Any],
+) -> Report:
+    """The report of one system's estimates of a mixture.
+
+    Args:
+        inspected: its signals, and what was measured of them.
+        scored: scores of all frames of each channel, with their bounds where they were asked for.
+        spans: begin and end, in samples, of what is scored: of all, or of each excerpt.
+        key: name of the mixture.
+        settings: what was scored and how.
+        description: all that the scores depend on.
+    """
+    signals, rate = inspected.signals, inspected.signals.rate
+    channels, bounds = [scores for scores, _ in scored], scored[-1][1]
+    if any(signals.removed):
+        covered = input_checks.covered_frames(signals, channels[0].times)
+        channels = [pooled.covered(scores, covered) for scores in channels]
+    of_channels = []  # a table per channel
+    for of_channel, ratios in zip(channels, inspected.energy_ratios):
+        of_channels.append(pooled.columns(of_channel, bounds).assign(**ratios))
+    scores, columns = pooled.averaged(channels), pooled.mean_over_channels(of_channels)
+    bounds_of_frames = {} if bounds is None else pooled.frame_bounds(scores, bounds)
+    errors: dict[str, float] = {}
+    if settings.excerpts is not None:
+        seconds = torch.tensor(spans, dtype=torch.float64, device="cpu") / rate
+        times = scores.times.cpu().unsqueeze(-1)
+        inside = (times >= seconds[:, 0]) & (times < seconds[:, 1])  # (F, excerpts)
+        sampled, errors = pooled.sampling(channels, inside)
+        columns = columns.join(sampled)
+        in_any = inside.any(-1)
+        scores = pooled.selected(scores, in_any)
+        bounds_of_frames = {n: values[..., in_any] for n, values in bounds_of_frames.items()}
+    frames = pooled.frames(scores)
+    if settings.shown_measures is not None:
+        shown = scores_of(settings.shown_measures)
+        hidden = [name for name in scores_in(columns) if name not in shown]
+        columns = columns.drop(columns=hidden)
+        of_channels = [table.drop(columns=hidden) for table in of_channels]
+        frames = {name: values for name, values in frames.items() if name in shown}
+    return Report(
+        estimates=tuple(signals.estimates),
+        references=tuple(signals.references),
+        attributed=tuple(signals.attributed),
+        times=scores.times.cpu(),
+        active=scores.active[0].cpu(),
+        frames=frames,
+        bounds=bounds_of_frames,
+        scores=estimate_rows(inspected, scores, columns),
+        channels=channel_rows(signals, of_channels),
+        errors=errors,
+        sample_rate=rate,
+        settings=description,
+        notes=(
+            *input_notes(signals, settings, spans),
+            *pair_encoder_notes(description, frames),
+        ),
+        findings=inspected.findings,
+        device=device_name(signals.outputs.device),
+        mixture=signals.mixture,
+        mixture_id=key,
+        grid_rate=signals.grid.sample_rate,
+    )

@@ -14,22 +14,21 @@ import torch
 from torch import Tensor
 
 from torch_mapss.core import checks
-from torch_mapss.core.devices import best_device, device_name, with_index
-from torch_mapss.evaluation import audio_input, input_checks, io, pooled
+from torch_mapss.core.devices import best_device, with_index
+from torch_mapss.evaluation import audio_input, input_checks, io
 from torch_mapss.evaluation import settings as scoring
 from torch_mapss.evaluation.audio_input import Clip, ReferenceSignals
 from torch_mapss.evaluation.energy_ratios import energy_ratios
 from torch_mapss.evaluation.excerpts import excerpt_spans, seed_of
 from torch_mapss.evaluation.input_checks import Inspection, SystemSignals
-from torch_mapss.evaluation.protocol import pair_encoder_notes, settings_of
+from torch_mapss.evaluation.protocol import settings_of
 from torch_mapss.evaluation.report import Report
-from torch_mapss.evaluation.report_rows import channel_rows, estimate_rows, input_notes
+from torch_mapss.evaluation.report_rows import make_report
 from torch_mapss.evaluation.settings import ScoringSettings
 from torch_mapss.evaluation.system_signals import system_signals
 from torch_mapss.pipeline.energy_ratios import bss_package
 from torch_mapss.pipeline.scores import ScoreBounds, Scores
 from torch_mapss.pipeline.segments import OnSegment
-from torch_mapss.score_table import scores_in, scores_of
 
 if TYPE_CHECKING:
     from torch_mapss.pipeline.mapss import MAPSS
@@ -174,7 +173,8 @@ class Scorer:
             progress(1, 1)
         by_system = zip(systems, zip(*scored))
         return [
-            self._report(inspected, of_channels, spans, key) for inspected, of_channels in by_system
+            make_report(inspected, of_channels, spans, key, self.settings, self.description)
+            for inspected, of_channels in by_system
         ]
 
     def _scored(
@@ -209,64 +209,6 @@ class Scorer:
                 shared["generator"].manual_seed(seed)
             scores = mapss.score_systems(outputs, bank, attributed, **shared)
         return list(zip(scores, bounds))
-
-    def _report(
-        self,
-        inspected: Inspection,
-        scored: Sequence[tuple[Scores, ScoreBounds | None]],
-        spans: Sequence[tuple[int, int]],
-        key: str,
-    ) -> Report:
-        signals, rate = inspected.signals, inspected.signals.rate
-        channels, bounds = [scores for scores, _ in scored], scored[-1][1]
-        if any(signals.removed):
-            covered = input_checks.covered_frames(signals, channels[0].times)
-            channels = [pooled.covered(scores, covered) for scores in channels]
-        of_channels = []  # a table per channel
-        for of_channel, ratios in zip(channels, inspected.energy_ratios):
-            of_channels.append(pooled.columns(of_channel, bounds).assign(**ratios))
-        scores, columns = pooled.averaged(channels), pooled.mean_over_channels(of_channels)
-        bounds_of_frames = {} if bounds is None else pooled.frame_bounds(scores, bounds)
-        errors: dict[str, float] = {}
-        if self.settings.excerpts is not None:
-            seconds = torch.tensor(spans, dtype=torch.float64, device="cpu") / rate
-            times = scores.times.cpu().unsqueeze(-1)
-            inside = (times >= seconds[:, 0]) & (times < seconds[:, 1])  # (F, excerpts)
-            sampled, errors = pooled.sampling(channels, inside)
-            columns = columns.join(sampled)
-            in_any = inside.any(-1)
-            scores = pooled.selected(scores, in_any)
-            bounds_of_frames = {n: values[..., in_any] for n, values in bounds_of_frames.items()}
-        frames = pooled.frames(scores)
-        if self.settings.shown_measures is not None:
-            shown = scores_of(self.settings.shown_measures)
-            hidden = [name for name in scores_in(columns) if name not in shown]
-            columns = columns.drop(columns=hidden)
-            of_channels = [table.drop(columns=hidden) for table in of_channels]
-            frames = {name: values for name, values in frames.items() if name in shown}
-        return Report(
-            estimates=tuple(signals.estimates),
-            references=tuple(signals.references),
-            attributed=tuple(signals.attributed),
-            times=scores.times.cpu(),
-            active=scores.active[0].cpu(),
-            frames=frames,
-            bounds=bounds_of_frames,
-            scores=estimate_rows(inspected, scores, columns),
-            channels=channel_rows(signals, of_channels),
-            errors=errors,
-            sample_rate=rate,
-            settings=self.description,
-            notes=(
-                *input_notes(signals, self.settings, spans),
-                *pair_encoder_notes(self.description, frames),
-            ),
-            findings=inspected.findings,
-            device=device_name(signals.outputs.device),
-            mixture=signals.mixture,
-            mixture_id=key,
-            grid_rate=self.mapss.grid.sample_rate,
-        )
 
 
 def _channel_progress(on_segment: OnSegment | None, done: int, channels: int) -> OnSegment:
