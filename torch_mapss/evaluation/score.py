@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torch_mapss.core import checks
 from torch_mapss.core.devices import best_device, with_index
-from torch_mapss.evaluation import audio_input, input_checks, io
+from torch_mapss.evaluation import audio_input, io
 from torch_mapss.evaluation import settings as scoring
 from torch_mapss.evaluation.audio_input import Clip, ReferenceSignals
 from torch_mapss.evaluation.energy_ratios import energy_ratios
