@@ -283,7 +283,8 @@ def plot_curves(rows: Sequence[dict[str, Any]], path: Path) -> None:
             # The unprocessed mixture is a single point.
             (line,) = axis.plot(over_seeds["mean"], marker=".", label=name)
             band = {"color": line.get_color(), "alpha": 0.2}
-            axis.fill_between(over_seeds.index, over_seeds["min"], over_seeds["max"], **band)
+            ends = over_seeds["min"].to_numpy(float), over_seeds["max"].to_numpy(float)
+            axis.fill_between(over_seeds.index.to_numpy(float), *ends, **band)
         axis.set(title=measure + (" [dB]" if measure.startswith("si_") else ""))
         axis.tick_params(labelbottom=True)
         axis.set_xlabel("step")

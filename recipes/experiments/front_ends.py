@@ -14,6 +14,8 @@ scored: a front end that adapted to a clip would move references and outputs dif
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 from torch import Tensor
 
@@ -84,8 +86,11 @@ class LocalAttention:
         frame = torch.arange(hidden.shape[1])
         too_far = (frame[:, None] - frame).abs() > REACH
         mask = torch.zeros(too_far.shape).masked_fill(too_far, torch.finfo(hidden.dtype).min)
+        # Older releases of transformers ask for a mask of attention heads as well.
+        names = inspect.signature(type(model.layers[0]).forward).parameters
+        options = {"layer_head_mask": None} if "layer_head_mask" in names else {}
         for block in model.layers:
-            output = block(hidden, attention_mask=mask[None, None])
+            output = block(hidden, attention_mask=mask[None, None], **options)
             hidden = output if isinstance(output, Tensor) else output[0]
         return model.layer_norm(hidden)[:, : encoder.frame_count(waveform.shape[-1])]
 

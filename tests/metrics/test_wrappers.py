@@ -149,7 +149,10 @@ def test_wrapped_as_a_stock_metric_is(wrapped):
     metric = used(torch.nn.ModuleDict({"in": WRAPPED[wrapped](make)})["in"])
     copied = pickle.loads(pickle.dumps(copy.deepcopy(metric)))
     assert type(copied) is type(metric)
-    expected = outline(lines(used(WRAPPED[wrapped](Stock))))
+    try:
+        expected = outline(lines(used(WRAPPED[wrapped](Stock))))
+    except TypeError as error:  # torchmetrics 1.4, of a tracker by class
+        pytest.skip(f"this torchmetrics cannot do it with a stock metric either: {error}")
     values, original = lines(copied), lines(metric)
     assert outline(values) == outline(original) == expected
     for number, original_number in zip(numbers(values), numbers(original), strict=True):
