@@ -1,6 +1,6 @@
 """How often the half-widths of the scores hold.
 
-    OMP_NUM_THREADS=1 python benchmarks/coverage.py
+    OMP_NUM_THREADS=1 python benchmarks/coverage.py [--parts banks excerpts]
 
 **PS and PM**: clusters drawn from known distributions. Every draw is one frame in its retained
 space: two clusters of 71 points (a reference and 70 distortions) and one output each. Points are
@@ -335,15 +335,8 @@ def excerpt_rows(draws: int) -> list[list[str]]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--frames", type=int, default=2000, help="draws of a frame")
-    parser.add_argument("--draws", type=int, default=60, help="bootstrap draws of each")
-    parser.add_argument("--dimensions", type=int, nargs="+", default=[8, 24])
-    parser.add_argument("--seconds", type=float, nargs="+", default=[3.0, 12.0])
-    parser.add_argument("--banks", type=int, default=40, help="draws of a bank")
-    parser.add_argument("--excerpts", type=int, default=100, help="draws of excerpts")
-    arguments = parser.parse_args()
+def print_points(arguments: argparse.Namespace) -> None:
+    """PS and PM of clusters from known distributions."""
     rows = []
     for measure in ("PS", "PM"):
         for dimension in arguments.dimensions:
@@ -358,22 +351,47 @@ def main() -> None:
         "nothing.\n"
     )
     print(table(header, rows))
-    rows = [
-        row for seconds in arguments.seconds for row in draws_of_banks(seconds, arguments.banks)
-    ]
+
+
+def print_banks(arguments: argparse.Namespace) -> None:
+    """Clearance and fidelity over draws of the bank."""
+    rows = []
+    for seconds in arguments.seconds:
+        rows += draws_of_banks(seconds, arguments.banks)
     print(
-        f"\nClearance and fidelity over {arguments.banks} draws of {DRAWN} of {DISTORTIONS} "
+        f"Clearance and fidelity over {arguments.banks} draws of {DRAWN} of {DISTORTIONS} "
         "distortions: how often score ± half-width holds the mean over all draws, nominal 95 %.\n"
     )
-    header = ["score", "length", "standard deviation", "mean half-width", "holds"]
-    print(table(header, rows))
+    print(table(["score", "length", "standard deviation", "mean half-width", "holds"], rows))
+
+
+def print_excerpts(arguments: argparse.Namespace) -> None:
+    """Clearance and fidelity of the whole from excerpts."""
     print(
-        f"\nAt most {EXCERPTS} excerpts of {EXCERPT_SECONDS:g} s, {arguments.excerpts} draws, both "
+        f"At most {EXCERPTS} excerpts of {EXCERPT_SECONDS:g} s, {arguments.excerpts} draws, both "
         "estimates of each signal: how far they are from the score of the whole, and how often "
         "within two of the standard errors that an evaluation states.\n"
     )
     header = ["signal", "score", "whole", "mean error", "largest error", "standard error", "holds"]
     print(table(header, excerpt_rows(arguments.excerpts)))
+
+
+PARTS = {"points": print_points, "banks": print_banks, "excerpts": print_excerpts}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS])
+    parser.add_argument("--frames", type=int, default=2000, help="draws of a frame")
+    parser.add_argument("--draws", type=int, default=60, help="bootstrap draws of each")
+    parser.add_argument("--dimensions", type=int, nargs="+", default=[8, 24])
+    parser.add_argument("--seconds", type=float, nargs="+", default=[3.0, 12.0])
+    parser.add_argument("--banks", type=int, default=40, help="draws of a bank")
+    parser.add_argument("--excerpts", type=int, default=100, help="draws of excerpts")
+    arguments = parser.parse_args()
+    for name in arguments.parts:
+        PARTS[name](arguments)
+        print()
 
 
 if __name__ == "__main__":
