@@ -236,6 +236,12 @@ def test_errors_are_one_line(tmp_path, files, capsys):
     assert taken.read_text() == "mine"
 
 
+def test_a_wrong_name_leaves_no_folder(tmp_path, files, capsys):
+    assert score((files[0], ["/nowhere.wav", files[1][1]]), "--out", str(tmp_path / "out")) == 2
+    assert "'/nowhere.wav'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     "options", [("--bank-size", "0"), ("--layer", "3"), ("--excerpts", "0"), ("--encoder", "./no")]
 )

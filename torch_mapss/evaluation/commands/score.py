@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
         from torch_mapss.evaluation import plots
 
         plots.check_available(picture)
-    if args.out is not None:
+    are_there = all(map(os.path.exists, (*args.references, *args.estimates)))
+    if args.out is not None and are_there:  # a wrong name leaves no folder behind
         io.make_folder(args.out)
     from torch_mapss.evaluation import settings
     from torch_mapss.evaluation.single_mixture import evaluate
