@@ -415,7 +415,9 @@ def page(
             of_set = rows.where(dataset=rated_set.name)
             tracks[family] = {rated_set.ratings.unit(row["mixture"]) for row in of_set}
         fewer = ""
-        if tracks.get("map") and tracks["map"] != tracks["pair"]:
+        if not tracks.get("map"):
+            fewer = " PS and PM were not computed."
+        elif tracks["map"] != tracks["pair"]:
             fewer = f" PS and PM of {len(tracks['map'])} of these tracks, evenly spaced."
         text += [f"{len(tracks['pair'])} tracks. SRCC within tracks; {drawn}.{fewer}"]
         if anchors := controls_table(rows_by_family["pair"], rated_set, encoders):
