@@ -205,7 +205,7 @@ def fidelity(
     alpha: float = 1.0,
     time: float = 1.0,
 ) -> Tensor:
-    """Fidelity of every output: how free it is of distortion, that is, of displacement but leakage.
+    """Fidelity of every output: how free it is of distortion (displacement other than leakage).
 
     The displacement from the own reference is fitted by the directions to the other sources, with
     non-negative least squares. Fidelity is 1 minus the residual over the distance to the nearest of

@@ -25,7 +25,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Score:
-    """One score."""
+    """Properties of a score."""
 
     name: str  # field of Scores and UtteranceScores, and column of tables
     measure: str  # family that computes it

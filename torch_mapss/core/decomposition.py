@@ -178,7 +178,7 @@ def output_graphs(points: Points, may_sync: bool) -> tuple[Graphs, Tensor]:
 
 
 def needed_graphs(points: Points, foreign: Tensor, may_sync: bool) -> Tensor | None:
-    """Which graphs have a foreign point, where values may be read; None: all are made.
+    """Indices of the graphs with a foreign point; None: make all, or values may not be read.
 
     While one source plays alone, nothing can leak into its own output.
     """

@@ -27,10 +27,10 @@ def add_delayed(waveform: Tensor, delay: int, gain: float) -> Tensor:
 def comb(waveform: Tensor, sample_rate: int, *, delay: float, gain: float) -> Tensor:
     """Feedback comb y[n] = x[n] + gain y[n - D], D = delay f_s rounded, with peaks at k / delay.
 
-    With u = gain z^-D the filter is 1 / (1 - u), and because (1 - u) (1 + u) (1 + u²) (1 + u⁴) … (1
-        + u^(2^(n-1))) = 1 - u^(2^n), n sweeps of x + gain^(2^i) (x delayed by 2^i D) equal it up to
-        a term delayed by 2^n D. Once that exceeds the length, the result is that of the recursion,
-        from log2(T / D) sweeps without one.
+    With u = gain z^-D the filter is 1 / (1 - u). Because
+    (1 - u) (1 + u) (1 + u²) (1 + u⁴) … (1 + u^(2^(n-1))) = 1 - u^(2^n), n sweeps of
+    x + gain^(2^i) (x delayed by 2^i D) equal it up to a term delayed by 2^n D. Once that delay
+    exceeds the length, log2(T / D) sweeps give the result of the recursion without recursing.
 
     Args:
         waveform: (..., T).
@@ -104,14 +104,14 @@ def reverberate(
 
 
 def comb_at(milliseconds: float, gain: float) -> Distortion:
-    """A delay-gain pair."""
+    """Comb with a delay in milliseconds and a gain."""
     parameters = {"delay": milliseconds / 1000, "gain": gain}
     reach = parameters["delay"] * math.log(FORGOTTEN) / math.log(gain)
     return Distortion(f"comb/{milliseconds:g}ms", "comb", comb, parameters, reach=(reach, 0.0))
 
 
 def echo_at(milliseconds: int, gain: float) -> Distortion:
-    """A delay-gain pair."""
+    """Echo with a delay in milliseconds and a gain."""
     parameters = {"delay": milliseconds / 1000, "gain": gain}
     reach = (parameters["delay"], 0.0)
     return Distortion(f"echo/{milliseconds}ms", "echo", echo, parameters, reach=reach)

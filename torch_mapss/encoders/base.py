@@ -222,7 +222,7 @@ def is_usable(embeddings: Tensor) -> Tensor:
 
 
 def broken(encoder: Encoder, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> str:
-    """What to say of an encoder whose embeddings are not usable."""
+    """Message for an encoder whose embeddings are unusable."""
     name = getattr(encoder, "checkpoint", encoder.name)
     return (
         f"encoder {name!r} (layer {encoder.layer}, dtype {encoder.dtype or dtype}, "

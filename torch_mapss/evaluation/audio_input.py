@@ -182,7 +182,7 @@ def stack(clips: Sequence[Clip], samples: int, device: torch.device) -> Tensor:
 
 
 def check_channels(clips: Sequence[Clip]) -> None:
-    """Raise ValueError where the clips of a mixture have unlike numbers of scored channels."""
+    """Raise ValueError if the clips of a mixture differ in the number of scored channels."""
     counts = {clip.label: len(clip.parts) for clip in clips}
     if len(set(counts.values())) > 1:
         raise ValueError(
@@ -192,9 +192,9 @@ def check_channels(clips: Sequence[Clip]) -> None:
 
 
 def viewing(clips: Sequence[Clip], channels: Tensor) -> tuple[Clip, ...]:
-    """The clips with their waveforms as views of ``channels`` (C, S, T), which hold the same.
+    """The clips, with their waveforms as views of ``channels`` (C, S, T), which are equal.
 
-    So that each waveform is in memory once. Those that were cut, or lie on another device, stay.
+    Each waveform is then in memory once. Clips that were cut, or lie on another device, stay.
     """
     viewed = []
     for clip, parts in zip(clips, channels.unbind(1)):
@@ -206,7 +206,7 @@ def viewing(clips: Sequence[Clip], channels: Tensor) -> tuple[Clip, ...]:
 
 
 def mean_of_channels(channels: Tensor) -> Tensor:
-    """(..., T) mean of channels (C, ..., T), what is not finite as 0; a view where it can be."""
+    """(..., T) mean of channels (C, ..., T), 0 where it is not finite; a view where possible."""
     mean = channels[0] if len(channels) == 1 else channels.mean(0)
     return mean if bool(mean.isfinite().all()) else mean.nan_to_num(0.0, 0.0, 0.0)
 

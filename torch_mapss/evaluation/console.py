@@ -106,7 +106,7 @@ def progress(total: float, quiet: bool = False) -> tqdm[Any]:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people.
+    """Format seconds as readable text.
 
     Example:
         >>> duration(42.0), duration(130.0), duration(8000.0)

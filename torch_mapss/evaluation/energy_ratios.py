@@ -67,7 +67,7 @@ def _native(clip: Clip) -> Tensor:
 
 
 def _finite(wave: Tensor) -> Tensor:
-    """The wave itself, or with zeros for what is not finite."""
+    """The waveform, with 0 for samples that are not finite."""
     return wave if bool(wave.isfinite().all()) else wave.nan_to_num(0.0, 0.0, 0.0)
 
 

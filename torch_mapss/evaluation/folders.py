@@ -212,7 +212,7 @@ def _is_template(path: str) -> bool:
 def _matching(
     names: Mapping[str, str], layout: str, subject: str, sources: Sequence[str], only: str
 ) -> DataFrame:
-    """The files whose names (by path) match a layout as a whole; see :func:`_readings`."""
+    """Files whose names (by path) match a whole layout; see :func:`_readings`."""
     # The shortest name before {mixture}, the longest mixture: song_1_vocals is song_1, vocals.
     source = "[^/]+?" if layout.find("{source}") < layout.find("{mixture}") else "[^/]+"
     if sources:
@@ -343,7 +343,7 @@ def _with_noise(truth: DataFrame, mixes: Series[Any], folder: str) -> DataFrame:
 
 
 def _read_estimates(path: str, subject: str, truth: DataFrame) -> DataFrame:
-    """The files of a system, in the layout in which most have the name of a reference."""
+    """Files of a system, in the layout in which most of them are named like a reference."""
     names = sorted(_names(truth))
     speech = [name for name in names if not _NOISE(name)] or names
     layouts = (*_LAYOUTS, *["{mixture}"] * (len(speech) == 1))

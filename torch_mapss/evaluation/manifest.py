@@ -56,7 +56,7 @@ class Mixture(NamedTuple):
         return self._replace(systems={name: self.systems[name] for name in systems})
 
     def entry(self) -> dict[str, Any]:
-        """As an entry of ``mixtures.json``."""
+        """The mixture as an entry of ``mixtures.json``."""
         return {
             "mixture_id": self.name,
             "references": list(self.references),

@@ -41,7 +41,7 @@ def averaged(channels: Sequence[Scores]) -> Scores:
 
 
 def selected(scores: Scores, frames: Tensor) -> Scores:
-    """Some ``frames`` (F,) bool of the scores."""
+    """Scores of the frames selected by ``frames`` (F,) bool."""
     tensors = {name: values[..., frames] for name, values in _tensors(scores).items()}
     return replace(scores, **tensors)  # type: ignore[arg-type]
 

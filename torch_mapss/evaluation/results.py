@@ -244,7 +244,7 @@ def load_results(
 def read_results(
     folder: str | os.PathLike[str], root: str | os.PathLike[str] | None = None
 ) -> Results:
-    """As :func:`load_results`, also of a folder in which nothing is scored yet."""
+    """Like :func:`load_results`, but also for a folder in which nothing is scored yet."""
     folder = os.fspath(folder)
     needed = ("settings.json", "mixtures.json")
     missing = [file for file in needed if not os.path.isfile(os.path.join(folder, file))]

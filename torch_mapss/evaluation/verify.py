@@ -192,7 +192,7 @@ def _distances(stored: DataFrame, current: DataFrame) -> DataFrame:
 
 
 def _pooled_again(results: Results) -> tuple[int, list[str]]:
-    """How many estimates were pooled again from their frames or channels, and what differs."""
+    """Number of estimates pooled again from their frames or channels, and what differs."""
     import pandas
 
     tables, differences = [], []

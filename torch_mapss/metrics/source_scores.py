@@ -144,7 +144,7 @@ class SourceScores(ScoreMetric):
         return {name: states.item_rows(self._items(name)) for name in self._names}
 
     def plot(self, val: Any = None, ax: Any = None) -> tuple[Any, Any]:
-        """Plot the scores that lie in [0, 1]; plot others with metrics of their own.
+        """Plot the scores that lie in [0, 1]; for others, make separate metrics.
 
         Args:
             val: a result of ``forward`` or ``compute``, or a list of them, drawn over steps;

@@ -169,7 +169,7 @@ def encoder_slots(
 
 
 def _check_layered(decomposition_encoder: EncoderChoice, layer: int) -> None:
-    """Refuse a layer for an encoder that has none, or that has been made already."""
+    """Raise ValueError for a layer of an encoder that has none or is already made."""
     message = f"decomposition_layer={layer} was passed, but decomposition_encoder"
     if not isinstance(decomposition_encoder, str | os.PathLike):
         raise ValueError(
@@ -179,6 +179,6 @@ def _check_layered(decomposition_encoder: EncoderChoice, layer: int) -> None:
     row = known_row(os.fspath(decomposition_encoder))
     if row is not None and not row.needs_download:
         raise ValueError(
-            f"{message} {row.name!r} has no layers. Name the pretrained encoder that the layer is "
-            "of (decomposition_encoder=, --pair-encoder), or leave the layer out."
+            f"{message} {row.name!r} has no layers. Name the pretrained encoder with that layer "
+            "(decomposition_encoder=, --pair-encoder), or leave the layer out."
         )

@@ -156,7 +156,7 @@ def threads(count: int | None) -> Iterator[None]:
 
 
 def device_of_options(name: str | None) -> str:
-    """The device that ``--device`` means, in this process: "auto" takes the fastest that is there.
+    """Device of this process that ``--device`` names; "auto" is the fastest available.
 
     Raises:
         ValueError: the device does not exist.

@@ -12,7 +12,7 @@ from torch_mapss.evaluation.commands.arguments import MEASURES, OK, say_written,
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """``--out``."""
+    """Add ``--out``."""
     parser.epilog = MEASURES
     text = "folder for tables, audio and plot (default: %(default)s)"
     parser.add_argument("--out", default="torch_mapss_demo", metavar="DIR", help=text)

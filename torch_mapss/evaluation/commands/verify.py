@@ -20,7 +20,7 @@ from torch_mapss.evaluation.commands.arguments import OK, SOME_FAILED, device_of
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The folder, and how much is scored again."""
+    """Add the folder, and how much is scored again."""
     add = parser.add_argument
     add("results", metavar="RESULTS", help="folder of results")
     text = "number of pairs of mixture and system to score again (default: %(default)s)"

@@ -16,7 +16,7 @@ from torch_mapss.evaluation.commands.arguments import OK, say_written
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The folder, and what is listed."""
+    """Add the folder, and what is listed."""
     add = parser.add_argument
     add("results", metavar="RESULTS", help="folder of results")
     add("--n", type=int, default=20, metavar="N", help="number per score (default: %(default)s)")

@@ -201,7 +201,7 @@ def _mentioned_paths(results: Results) -> list[str]:
 
 
 def path_shortener(paths: Sequence[str]) -> dict[str, str]:
-    """What to write instead of paths: without the folders that all have in common.
+    """Paths mapped to short forms, without the folders that all have in common.
 
     Longer paths come first, so that no path is replaced inside another.
 
