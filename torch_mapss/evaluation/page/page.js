@@ -187,7 +187,7 @@ function actionButton(text, label, act) {
   return button;
 }
 
-const NAMES = ["mixture", "system", "source"].map((name) => [name, name, "name", (row) => row[name]]);
+const NAMES = ["mixture", "system", "source"].map((name) => [name, name, "", (row) => row[name]]);
 const SHORT_REMARK = 48;
 
 // A long remark opens at a click.
