@@ -1,6 +1,7 @@
 """Runs the benchmarks and writes one page: `RESULTS.md` beside this file.
 
     python benchmarks/run_all.py [--only core pair …] [--reference-python ref/bin/python]
+        [--against CHECKOUT]
 
 The page begins with machine, versions and commit; each section gives its command. Scripts that need
 a graphics card or the released package are left out where these are missing.
@@ -32,7 +33,7 @@ SECTIONS: dict[str, tuple[str, list[str]]] = {
     "core": ("Kernels", []),
     "pair": ("Clearance and fidelity beside PS and PM, and 0.4.0", ["--before", "d0e31ac"]),
     "training_step": ("A training step", []),
-    "sets": ("Whole sets", ["--short", "200", "--songs", "2"]),
+    "sets": ("Whole sets", ["--short", "100", "--songs", "2", "--clips", "1", "4"]),
     "scaling": ("Duration, sources, systems: time and memory", []),
     "reference_speed": ("Beside the released package", []),
     "distortions": ("Distortion banks", []),
@@ -74,6 +75,8 @@ def section(name: str, options: argparse.Namespace) -> str:
     title, arguments = SECTIONS[name]
     if name == "reference_speed" and options.reference_python:
         arguments = ["--reference-python", options.reference_python]
+    if name == "sets" and options.against:
+        arguments = [*arguments, "--against", options.against]
     start = time.perf_counter()
     command = [sys.executable, str(HERE / f"{name}.py"), *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
@@ -102,6 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=SECTIONS, help="these alone; others stay")
     parser.add_argument("--reference-python", help="interpreter with mapss-measures installed")
+    parser.add_argument("--against", help="checkout of another version, for sets.py")
     options = parser.parse_args()
     chosen = options.only or [
         name
