@@ -26,7 +26,9 @@ SETTINGS = next(
     text for _, text in BLOCKS if text.startswith("from torch_mapss import evaluate_set")
 )
 SCHEDULER = """#!/bin/bash
-setsid bash "${@: -1}" > /dev/null 2>&1 < /dev/null &
+job=$(mktemp)
+cp "${@: -1}" "$job"
+setsid bash "$job" > /dev/null 2>&1 < /dev/null &
 echo "Submitted batch job $!"
 """
 STOP = """#!/bin/bash
@@ -62,6 +64,11 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def with_tools(workplace: Path) -> dict[str, str]:
+    """SLURM's programs and ours on the search path."""
+    return {"PATH": f"{workplace / 'tools'}{os.pathsep}{os.environ['PATH']}"}
+
+
 def scores(folder: Path) -> dict[str, bytes]:
     """All files but the options, which a command states in full."""
     return {name: text for name, text in contents(folder).items() if name != "settings.json"}
@@ -74,8 +81,6 @@ def block(language: str, contained: str) -> str:
 
 
 def executed(command: list[str], workplace: Path, **variables: str) -> None:
-    search = os.pathsep.join([str(workplace / "tools"), str(Path(sys.executable).parent)])
-    variables = {"PATH": f"{search}{os.pathsep}{os.environ['PATH']}", **variables}
     done = subprocess.run(
         command,
         cwd=workplace,
@@ -107,7 +112,8 @@ def test_the_lines_of_an_engine(engine, workplace):
             pytest.skip("mpirun is not installed")
         launcher = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "3"]
         command = [*launcher, sys.executable, "-m", "mpi4py.futures", name]
-    executed(command, workplace)
+    # Without SLURM's programs submitit starts processes here.
+    executed(command, workplace, **(with_tools(workplace) if "SLURM" in engine else {}))
     assert contents(workplace / "results") == contents(workplace / "expected")
 
 
@@ -122,6 +128,7 @@ def test_the_job_array(workplace):
     )
     for task in (2, 3, 1):
         numbers = {"SLURM_ARRAY_TASK_ID": str(task), "SLURM_ARRAY_TASK_COUNT": "3"}
+        numbers |= with_tools(workplace)
         assert not (results / "scores.csv").exists()
         executed(["bash", "job.sh"], workplace, SLURM_CPUS_PER_TASK="1", **numbers)
     assert scores(results) == scores(workplace / "expected")
@@ -132,5 +139,6 @@ def test_the_torchrun_line(workplace):
     (line,) = block("bash", "torchrun").splitlines()
     line = line.replace("--nproc-per-node 4", "--nproc-per-node 2")
     line = line.replace("--out results", "--out launched --encoder mel --measures decomposition")
-    executed(["bash", "-c", f"{line} --threads 1 --quiet"], workplace)
+    line = f"{line} --threads 1 --quiet"
+    executed(["bash", "-c", line], workplace, **with_tools(workplace))
     assert scores(workplace / "launched") == scores(workplace / "expected")
