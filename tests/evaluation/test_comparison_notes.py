@@ -84,7 +84,7 @@ def test_clearance_at_its_ceiling_is_marked_and_what_tells_apart_is_named():
     assert "0.935 †" in summary
     assert "More than half of the frames have a clearance of 1, its ceiling (A 80 %)" in summary
     assert "clearance does not tell such systems apart" in summary
-    assert "SIR (--measures bss) and fidelity tell them apart" in summary
+    assert "SIR (--measures decomposition bleed bss) and fidelity tell them apart" in summary
     clear = compare(at_ceiling({"A": 0.4, "B": 0.3}))
     assert "†" not in clear.summary()
 

@@ -21,7 +21,7 @@ import pytest
 import torch
 from separations import contents, environment, python, small_mapss, write_manifest
 
-from torch_mapss import evaluate, evaluate_set, score_mixture
+from torch_mapss import compare, evaluate, evaluate_set, score_mixture
 from torch_mapss.core.devices import with_index
 from torch_mapss.evaluation import cli, engines
 from torch_mapss.evaluation.manifest import load_manifest
@@ -128,6 +128,33 @@ def test_the_device_is_told_where_it_is_used(tiny, tmp_path, capsys):
     for expected_count in (1, 0):  # the second run finds all done
         assert cli.main(command) == 0
         assert capsys.readouterr().err.count("computing on cpu") == expected_count
+
+
+def test_futures_are_no_results(tiny, tmp_path):
+    with ThreadPoolExecutor(1) as pool:
+
+        def submit_all(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+            return [pool.submit(function, item) for item in items]
+
+        with pytest.raises(TypeError, match=r"'Future'.*client\.get_executor\(\)\.map of Dask"):
+            evaluate_set(tiny, out=tmp_path, map=submit_all, **QUICK)
+
+
+def test_an_encoder_that_nothing_reads_is_no_setting(tiny, tmp_path):
+    """Clearance, fidelity and bleed are the same beside any encoder of PS on one grid of frames."""
+    options: dict[str, Any] = {"measures": ("decomposition", "bleed"), "sample_frames": 3}
+    results = [
+        evaluate_set(tiny, out=tmp_path / name, encoder=name, **options)
+        for name in ("waveform", "mel")
+    ]
+    compare(results)
+    tables = [(tmp_path / name / "scores.csv").read_bytes() for name in ("waveform", "mel")]
+    assert tables[0] == tables[1]
+    assert results[0].protocol == results[1].protocol
+    assert "encoder mel, convention" in results[0].statement()
+    evaluate_set(tiny, out=tmp_path / "mel", encoder="waveform", **options)  # goes on there
+    with pytest.raises(ValueError, match="other settings"):
+        evaluate_set(tiny, out=tmp_path / "mel", encoder="mel", measures="separation")
 
 
 def test_threads(tiny, expected, tmp_path):

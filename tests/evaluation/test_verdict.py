@@ -30,8 +30,8 @@ def one_score(scores: Any) -> list[str]:
 
 def test_the_best_system_is_named_and_whether_that_can_be_proven():
     assert compared(spread(LEVELS)).answer() == (
-        "high is best on PS and log PM in 6 of 6 mixtures; 6 mixtures cannot prove a difference: "
-        "the smallest attainable p is 0.094; 7 are needed."
+        "high is best on PS and log PM in 6 of 6 mixtures; 6 mixtures cannot prove a difference "
+        "in 3 tests: the smallest attainable p is 0.094; 7 are needed."
     )
     assert one_score(spread(LEVELS, 12))[1] == (
         "significantly better than every other system at level 0.05"

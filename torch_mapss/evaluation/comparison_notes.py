@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch_mapss.evaluation.results import Results
 
 #: Scores with a ceiling that many frames reach -> scores that still tell outputs apart there.
-TELLS_APART = {"clearance": "SIR (--measures bss) and fidelity"}
+TELLS_APART = {"clearance": "SIR (--measures decomposition bleed bss) and fidelity"}
 _LEAST_LAG_MS = 1000.0 * LEAST_LAG_S
 
 

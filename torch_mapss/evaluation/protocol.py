@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from torch_mapss.evaluation.settings import ScoringSettings
     from torch_mapss.pipeline.mapss import MAPSS
 
-#: Settings that no score depends on; "key" contains the location of a checkpoint.
-NEUTRAL = ("bounds", "confidence", "bounds_convention", "tail", "key", "measures")
+#: Settings that no score depends on.
+NEUTRAL = ("bounds", "confidence", "bounds_convention", "tail", "measures")
 # What tells an encoder where its weights are known by their hash.
 _PLACES = ("name", "checkpoint")
 
@@ -43,19 +43,23 @@ def versions() -> dict[str, str]:
 def settings_of(mapss: MAPSS, scoring: ScoringSettings) -> dict[str, Any]:
     """All settings of a run, with hashes of the banks' members and of the weights.
 
-    This is the content of ``settings.json``; measures that are not computed load no weights.
+    This is the content of ``settings.json``. An encoder that no computed measure reads is not
+    among them, and its weights are not loaded.
     """
     from torch_mapss.pipeline.measures import MEASURES
 
-    slots = [MEASURES[name].encoder for name in scoring.pipeline_measures or mapss.measures]
+    measures = scoring.pipeline_measures or mapss.measures
+    used = [name for name in ENCODERS if name in {MEASURES[m].encoder for m in measures}]
+    described = mapss.describe()
+    for name in ENCODERS:
+        if name not in used:
+            del described[name]
     banks = mapss.separation_bank, mapss.match_bank, mapss.decomposition_bank
     members = [member.description for bank in banks for member in bank.members]
     settings = {
-        **mapss.describe(),
-        "weights": {n: weights_hash(getattr(mapss, n)) for n in ENCODERS if n in slots},
+        **described,
+        "weights": {name: weights_hash(getattr(mapss, name)) for name in used},
         "members": _short_hash(json.dumps(members, default=str)),
-        # The key also depends on custom distortions, which the description omits.
-        "key": mapss.key,
         **scoring._asdict(),
         "version": versions()["torch_mapss"],
     }

@@ -164,7 +164,7 @@ class Results:
         """Paragraph to publish with results: their settings and the amount of data."""
         settings = self.settings
         texts = {slot: encoder_text(settings, slot) for slot in ENCODERS if settings.get(slot)}
-        encoders = [texts.get("encoder", "unknown")]
+        encoders = [*texts.values()][:1] or ["none"]
         for slot, scores in (
             ("match_encoder", "PM"),
             ("decomposition_encoder", "clearance and fidelity"),

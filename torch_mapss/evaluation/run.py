@@ -230,6 +230,7 @@ class _Run:
         Raises:
             WriteError: no result can be written any more.
             RuntimeError: the engine stopped.
+            TypeError: the engine's ``map`` returns something else than the results, as futures.
         """
         while True:
             try:
@@ -241,6 +242,12 @@ class _Run:
                 raise RuntimeError(f"the engine stopped {self.stopped()} ({text}).") from error
             if scores is None:
                 break
+            if not isinstance(scores, MixtureScores):
+                raise TypeError(
+                    "map must return what the function returned for each mixture, got "
+                    f"{type(scores).__name__!r}. Of an engine that returns futures pass the map of "
+                    "its executor, as client.get_executor().map of Dask."
+                )
             self._write(scores)
             self.done += 1
             self.scored_seconds += self.lengths[scores.mixture.name]

@@ -185,9 +185,10 @@ def _certainty(verdicts: dict[str, Verdict], compared: DataFrame, alpha: float) 
     if smallest_p <= alpha:
         return f"nothing is significantly better than every other system {level}"
     needed = significance.least_mixtures(tests, alpha)
+    family = f" in {tests} tests" if tests > 1 else ""
     return (
-        f"{count} mixture{'' if count == 1 else 's'} cannot prove a difference: the smallest "
-        f"attainable p is {significance.p_text(smallest_p)}; {needed} are needed"
+        f"{count} mixture{'' if count == 1 else 's'} cannot prove a difference{family}: the "
+        f"smallest attainable p is {significance.p_text(smallest_p)}; {needed} are needed"
     )
 
 

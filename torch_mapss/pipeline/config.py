@@ -245,6 +245,7 @@ class Config:
             **self.settings._asdict(),
             "sample_rate": self.sample_rate,
             "encoder_rate": self.grid.sample_rate,
+            "receptive_field": self.grid.receptive_field,
             "gain": self.gain,
             "loudness": self.loudness,
             "activity": self.activity,
