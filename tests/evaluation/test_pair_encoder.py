@@ -43,7 +43,7 @@ def test_the_layer_of_the_pair_is_an_option(tmp_path, files, whisper, capsys):
         assert said in capsys.readouterr().out
         table = pd.read_csv(out / "scores.csv")
         assert table["notes"].str.contains(said, regex=False).all()
-        assert said in results.statement()
+        assert f"encoder {whisper}, layer {layer}, weights " in results.statement()
         encoder = load_encoder(whisper, layer=layer)
         report = evaluate(
             references=files[0],

@@ -234,7 +234,7 @@ def identity(mapss: MAPSS, **changes: Any) -> str:
 def test_the_id_follows_every_setting_and_nothing_else():
     base = identity(small_mapss())
     assert base == identity(small_mapss())
-    assert base == identity(small_mapss(), bounds=True, confidence=0.9, key="x")
+    assert base == identity(small_mapss(), bounds=True, confidence=0.9)
     assert base == identity(small_mapss(), bounds=True, bounds_convention="derived", tail="b")
     changes: list[dict[str, Any]] = [{"alpha": 0.5}, {"time": 2.0}, {"energy": 0.9}, {"size": 6}]
     changes += [{"convention": "reference"}, {"loudness": -20.0}, {"activity": 0.2}]
