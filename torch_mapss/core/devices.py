@@ -32,9 +32,9 @@ def device_name(device: torch.device) -> str:
 
 
 def with_index(device: torch.device) -> torch.device:
-    """``device`` with the index of the current GPU where it is CUDA without one.
+    """``device``, with the index of the current GPU if it is CUDA without an index.
 
-    The current GPU is a setting of each thread: in another thread "cuda" is the first one.
+    Each thread has its own current GPU: in another thread, "cuda" may mean the first one.
     """
     if device.type != "cuda" or device.index is not None:
         return device

@@ -79,16 +79,16 @@ def dask_map(address: str) -> Iterator[Map]:
 
 
 def reading_ahead(workers: Sequence[Executor]) -> Map:
-    """A ``map`` over executors of one process each, which read an item while scoring another.
+    """A ``map`` over executors of one process each, which read one item while they score another.
 
-    A function with ``read_ahead(item)``, which must return at once, is told each item before it is
-    called for the one before it, in the process that will be called for both. Results are yielded
+    If the function has a method ``read_ahead(item)``, each process calls it with its next item
+    before it calls the function with the present one; it must return at once. Results are yielded
     as they arrive, and each worker gets a new item when it has finished one.
     """
 
     def apply(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
         remaining = iter(items)
-        told: dict[Executor, Any] = {}  # item that a worker has been told of, and not called for
+        told: dict[Executor, Any] = {}  # items a worker may read, not yet called for
         running: dict[Future[Any], Executor] = {}
 
         def tell(worker: Executor) -> None:

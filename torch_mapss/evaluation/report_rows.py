@@ -115,15 +115,16 @@ def make_report(
     settings: ScoringSettings,
     description: Mapping[str, Any],
 ) -> Report:
-    """The report of one system's estimates of a mixture.
+    """Report of one system's estimates of a mixture.
 
     Args:
-        inspected: its signals, and what was measured of them.
-        scored: scores of all frames of each channel, with their bounds where they were asked for.
-        spans: begin and end, in samples, of what is scored: of all, or of each excerpt.
+        inspected: the system's signals, and what was measured of them.
+        scored: for each channel the scores of all frames, with their bounds if those were
+            requested.
+        spans: begin and end, in samples, of the whole or of each excerpt.
         key: name of the mixture.
-        settings: what was scored and how.
-        description: all that the scores depend on.
+        settings: settings of the scoring.
+        description: everything that the scores depend on, as plain values.
     """
     signals, rate = inspected.signals, inspected.signals.rate
     channels, bounds = [scores for scores, _ in scored], scored[-1][1]

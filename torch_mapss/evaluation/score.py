@@ -1,6 +1,6 @@
 """The steps in which the estimates of a mixture are read, inspected and scored.
 
-:func:`~torch_mapss.evaluation.single_mixture.evaluate` and a run over a test set take them alike.
+Both :func:`torch_mapss.evaluate` and runs over a test set go through them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Scorer:
         device: torch.device | str | None = None,
         mapss: MAPSS | None = None,
     ) -> Scorer:
-        """Make a scorer from settings; arguments and errors as in :func:`evaluate`."""
+        """Make a scorer from settings; arguments and errors as in :func:`torch_mapss.evaluate`."""
         settings = scoring.checked_names(settings)
         chosen = scoring.scoring_settings(settings)
         if chosen.measures is not None and "bss" in chosen.measures:

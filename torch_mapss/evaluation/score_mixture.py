@@ -99,7 +99,7 @@ class MixtureJob(NamedTuple):
         return score_loaded(scorer, loaded)
 
     def read_ahead(self, mixture: Mixture) -> None:
-        """Start to read a mixture that this process will be asked for next; returns at once."""
+        """Start reading the mixture that this process scores next; returns at once."""
         _loading[mixture.name] = _reader().submit(load_mixture, self._scorer(), mixture)
 
     def _scorer(self) -> Scorer:

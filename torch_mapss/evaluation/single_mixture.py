@@ -100,7 +100,7 @@ def evaluate(
     clips = [clip for clip in (*outputs, *truth.clips, mixed) if clip is not None]
     if sample_rate is not None and all(clip.path for clip in clips):
         raise ValueError(
-            f"sample_rate={sample_rate} was passed, but all input are files, which state their "
+            f"sample_rate={sample_rate} was passed, but all inputs are files, which state their "
             "own rate. Leave sample_rate out; it is for arrays."
         )
     inspected = scorer.inspect(outputs, truth, attributed, mixed)

@@ -30,13 +30,13 @@ def system_signals(
     """Combine the estimates of one system with the references of the mixture.
 
     Args:
-        mapss: whose rate and grid the signals have.
-        settings: whether to trim, permute and align.
-        device: of the waveforms.
-        estimates: as read; None for a source that is not estimated.
-        references: as read.
+        mapss: scorer that sets the rate and the grid.
+        settings: say whether to trim, permute and align.
+        device: device of the waveforms.
+        estimates: the system's estimates as read; None for a source it does not estimate.
+        references: references of the mixture as they were read.
         attributed: (S',) index of the reference of each estimate; None: all in order.
-        mixture: as read, if there is a file of it.
+        mixture: the mixture as it was read; None if there is no file of it.
 
     Raises:
         ValueError: the estimates do not fit the references.
@@ -58,7 +58,7 @@ def system_signals(
     samples = audio_input.common_length(clips, reference_clips, settings.trim)
     audio_input.check_channels([*clips, *reference_clips])
     outputs = audio_input.stack(clips, samples, device)
-    # The scorer refuses non-finite samples, unless check_finite is off.
+    # MAPSS refuses non-finite samples, unless check_finite is off.
     mono_outputs, mono_references = audio_input.mean_of_channels(outputs), references.mono
     if samples < mono_references.shape[-1]:
         mono_references = mono_references[:, :samples]
