@@ -449,7 +449,7 @@ def _without_paths(words: list[str]) -> list[str]:
         elif "/" in word:
             path = Path(word)
             is_file = path.suffix in (".json", ".csv")
-            shown_words.append(str(Path(*path.parts[-2:])) if is_file else path.name)
+            shown_words.append(str(Path(*path.parts[-2:])) if is_file else shown(word))
         else:
             shown_words.append(word)
     return shown_words

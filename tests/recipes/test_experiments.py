@@ -81,9 +81,10 @@ def test_manifests_of_both_layouts_are_read(speech, rated, tmp_path):
 def test_a_page_says_how_it_was_made_and_not_where(tmp_path):
     toolkit = recipe("toolkit")
     words = ["leakage", "--manifest", f"{tmp_path}/speech/manifest.json"]
-    words += ["--out", f"{tmp_path}/x", "--steps", "3"]
+    words += ["--out", f"{tmp_path}/x", "--encoders", f"mel+{tmp_path}/whisper@2", "--steps", "3"]
     head = "\n".join(toolkit.page_head("Title", tmp_path / "sweeps.py", words, "Text."))
-    command = "python recipes/experiments/sweeps.py leakage --manifest speech/manifest.json --steps"
+    command = "python recipes/experiments/sweeps.py leakage --manifest speech/manifest.json"
+    command += " --encoders mel+whisper@2 --steps"
     version = f"torch_mapss {toolkit.torch_mapss.__version__}, commit "
     assert all(fragment in head for fragment in (f"    {command} 3\n", version, "seed 0"))
     assert str(tmp_path) not in head
