@@ -53,7 +53,9 @@ def test_every_missing_weight_is_named(own_folder, family, missing):
     for name in names[::missing]:
         edit_weights(path, lambda tensors, name=name: tensors.pop(name))
         shown = old_name(name.removeprefix("model."))
-        with pytest.raises(ValueError, match=f"but {shown} is missing".replace(".", r"\.")):
+        # Older releases of transformers name the weights of Whisper with their prefix.
+        words = f"but (model.)?{shown} is missing".replace(".", r"\.")
+        with pytest.raises(ValueError, match=words):
             load_encoder(path, layer=2)
         (path / "model.safetensors").write_bytes(full)
     edit_weights(path, lambda t: [t.pop(n) for n in list(t) if n not in names])
