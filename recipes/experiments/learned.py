@@ -11,9 +11,10 @@ are, ``mapss_by_talker.json`` and ``ratings_by_talker.csv``. No data comes with 
 
 SRCC is taken over all outputs of a set (pooled), and over the systems of a track and averaged
 (within tracks); intervals resample tracks. Every frame counts; ``--also-frames N`` draws N frames a
-clip for PS and PM of further sets, ``--also-map`` computes them by fewer encoders, and
-``--also-map-mixtures`` of fewer mixtures. ``--baselines`` are encoders that the others are compared
-with, output by output: ``mel``, or the same network with random weights.
+clip for PS and PM of further sets. ``--also-encoders`` takes fewer encoders there, ``--also-map``
+fewer for PS and PM, and ``--also-map-mixtures`` fewer mixtures for these. ``--baselines`` are
+encoders that the others are compared with, output by output: ``mel``, or the same network with
+random weights.
 
 Two files keep the rows: ``pair.csv`` clearance, fidelity and bleed, ``map.csv`` PS and PM; each row
 says the commit that made it, and the page repeats it. Layers of one Whisper are read from one pass.
@@ -84,7 +85,9 @@ class RatedSet(NamedTuple):
 def rated_sets(options: argparse.Namespace) -> list[RatedSet]:
     """The set that the page is about, then the others."""
     of_main = dict.fromkeys(FAMILIES, options.encoders)
-    of_further = of_main if options.also_map is None else {**of_main, "map": options.also_map}
+    of_further = dict.fromkeys(FAMILIES, options.also_encoders or options.encoders)
+    if options.also_map is not None:
+        of_further["map"] = options.also_map
     files = [(options.manifest, options.ratings, options.sample_frames)]
     for folder in options.also:
         suffix = "_by_talker" if (folder / "mapss_by_talker.json").exists() else ""
@@ -420,12 +423,14 @@ def page(
         elif tracks["map"] != tracks["pair"]:
             fewer = f" PS and PM of {len(tracks['map'])} of these tracks, evenly spaced."
         text += [f"{len(tracks['pair'])} tracks. SRCC within tracks; {drawn}.{fewer}"]
-        if anchors := controls_table(rows_by_family["pair"], rated_set, encoders):
+        set_encoders = [toolkit.shown(encoder) for encoder in rated_set.encoders["pair"]]
+        set_baselines = [baseline for baseline in baselines if baseline in set_encoders]
+        if anchors := controls_table(rows_by_family["pair"], rated_set, set_encoders):
             text += ["", "### Hidden references and anchors", "", CONTROLS, "", anchors]
         for question in rated_set.ratings.questions:
-            table = table_of(rows_by_family, rated_set, question, encoders)
+            table = table_of(rows_by_family, rated_set, question, set_encoders)
             text += ["", f"### {question}", "", crossed(table, "per_track")]
-            for baseline in baselines:
+            for baseline in set_baselines:
                 text += ["", f"Less `{baseline}`, paired:", "", gains(table, baseline)]
     return text
 
@@ -435,6 +440,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, toolkit.Rows]:
     parser.add_argument("--also", type=Path, nargs="+", default=[], help="folders of further sets")
     parser.add_argument(
         "--also-frames", type=int, metavar="N", help="of their clips, for PS and PM"
+    )
+    parser.add_argument(
+        "--also-encoders", nargs="+", metavar="NAME[@LAYER]", help="there; default --encoders"
     )
     parser.add_argument(
         "--also-map", nargs="*", metavar="NAME[@LAYER]", help="encoders of PS and PM there"
