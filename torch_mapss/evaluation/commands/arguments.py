@@ -148,11 +148,14 @@ def threads(count: int | None) -> Iterator[None]:
     usual = torch.get_num_threads()
     if count is not None and count < 1:
         raise ValueError(f"--threads must be at least 1, got {count}.")
-    torch.set_num_threads(count or usual)
+    # Not even to the present number: with some releases of MKL, torch's LU fails once it was set.
+    if count is not None:
+        torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(usual)
+        if count is not None:
+            torch.set_num_threads(usual)
 
 
 def device_of_options(name: str | None) -> str:
