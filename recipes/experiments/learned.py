@@ -387,10 +387,11 @@ def page(
     outputs = rows_by_family["pair"].where(dataset=main_set.name, encoder=base)
     mixtures = {row["mixture"] for row in outputs}
     about = (
-        f"{len(outputs)} outputs, hidden references included, of {len(mixtures)} mixtures of `{main_set.name}`, every frame, "
-        f"`{options.convention}` convention. {versions(rows_by_family)} SRCC; in brackets the 95 % "
-        "interval over tracks (BCa bootstrap). A dash: not computed. With five systems a track, where there are "
-        "no more, an SRCC within a track takes few values, and a tenth is noise."
+        f"{len(outputs)} outputs, hidden references included, of {len(mixtures)} mixtures of "
+        f"`{main_set.name}`, every frame, `{options.convention}` convention. "
+        f"{versions(rows_by_family)} SRCC; in brackets the 95 % interval over tracks (BCa "
+        "bootstrap). A dash: not computed. Where a track has five systems, an SRCC within it "
+        "takes few values: a tenth is noise."
     )
     text = toolkit.page_head(f"{main_set.name}: what encoders hear", __file__, arguments, about)
     for question in main_set.ratings.questions:
