@@ -16,6 +16,7 @@ import pytest
 import soundfile
 from separations import WILD, leaky, save_manifest, score_set, sources, wild_results, write_all
 
+from torch_mapss import evaluate_set
 from torch_mapss.evaluation import cli
 from torch_mapss.evaluation.commands.arguments import BAD_INPUT, OK
 from torch_mapss.evaluation.comparison import compare
@@ -182,6 +183,22 @@ def test_paths_are_told_without_what_they_share():
     assert [*short_paths][-1] == "/d/s/m1/a.wav"  # not replaced inside a longer one
     assert path_shortener(["a.wav"]) == {"a.wav": "a.wav"}
     assert path_shortener([]) == {}
+
+
+def test_remarks_keep_the_folder_of_a_system_where_the_manifest_is_relative(tmp_path, monkeypatch):
+    """A remark names the file as it was opened, which ends like the path in the manifest."""
+    truth = sources(2, 0.6)
+    write_all(tmp_path / "set/references", truth)
+    write_all(tmp_path / "set/faulty", truth * truth.new_tensor([[1.0], [0.0]]))
+    monkeypatch.chdir(tmp_path)
+    entry = {"mixture_id": "m", "references": [f"set/references/{name}.wav" for name in "ab"]}
+    entry |= {"systems": {"s": [f"set/faulty/{name}.wav" for name in "ab"]}}
+    with pytest.warns(UserWarning, match=r"set/faulty/b\.wav"):
+        results = evaluate_set([entry], out="results", encoder="mel", measures="decomposition")
+    content = page_content(results, "page.html", 0)
+    (note,) = {row["note"] for row in content["rows"] if "is silent" in row["note"]}
+    assert "'faulty/b.wav' is silent" in note
+    assert str(tmp_path) not in note
 
 
 def test_a_downmix_is_told(tmp_path):

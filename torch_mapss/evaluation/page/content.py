@@ -6,6 +6,7 @@ import datetime
 import html
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -120,6 +121,8 @@ def page_content(results: Results, page: str, embed_bytes: int) -> dict[str, Any
     tracks = make_tracks(files, segments, page, embed_bytes)
     track_index = {path: index for index, path in enumerate(tracks.files)}
     shorten = path_shortener(_mentioned_paths(results))
+    # Remarks name the files as they were opened, even if the manifest's paths are relative.
+    shorten = {results.locate(path): short_path for path, short_path in shorten.items()} | shorten
     shown_rows = [_shown_row(row, score_names, shorten) for row in rows]
     for shown_row, paths in zip(shown_rows, paths_by_role):
         readable = {role: path for role, path in paths.items() if path in track_index}
@@ -178,9 +181,7 @@ def _shown_row(
     row: Mapping[str, Any], score_names: Sequence[str], shorten: Mapping[str, str]
 ) -> dict[str, Any]:
     """Content of the page for a row of scores.csv."""
-    note = row["reason"] or row["warnings"] or ""
-    for path, short_path in shorten.items():
-        note = note.replace(path, short_path)
+    note = shortened(row["reason"] or row["warnings"] or "", shorten)
     return {
         "mixture": row["mixture_id"],
         "system": row["system"].removeprefix(CONTROL),
@@ -217,6 +218,20 @@ def path_shortener(paths: Sequence[str]) -> dict[str, str]:
         shared += 1
     short_paths = {path: "/".join(names[shared:]) for path, names in names_by_path.items()}
     return {path: short_paths[path] for path in sorted(short_paths, key=len, reverse=True)}
+
+
+def shortened(note: str, short_paths: Mapping[str, str]) -> str:
+    """A note with each whole path in its short form; paths inside longer ones stay.
+
+    Example:
+        >>> shortened("'/set/a.wav' is silent; 'b/set/a.wav' is not", {"/set/a.wav": "a.wav"})
+        "'a.wav' is silent; 'b/set/a.wav' is not"
+    """
+    longest_first = sorted(short_paths, key=len, reverse=True)
+    if not longest_first:
+        return note
+    pattern = rf"(?<![\w/\\.-])(?:{'|'.join(map(re.escape, longest_first))})(?![\w/\\-]|\.\w)"
+    return re.sub(pattern, lambda match: short_paths[match[0]], note)
 
 
 def _extent(results: Results) -> str:
