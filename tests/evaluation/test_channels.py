@@ -190,3 +190,30 @@ def test_warnings_send_nobody_to_what_is_done_already() -> None:
     with pytest.warns(UserWarning, match="channel 2 is silent") as warned:
         scored(references, estimates, channels="each")
     assert not any("channels each" in str(warning.message) for warning in warned)
+
+
+def test_samples_as_channels_are_refused() -> None:
+    """The order of museval is (sources, samples, channels)."""
+    references, estimates = stereo_with_a_bad_right_channel()
+    message = (
+        "arrays are \\(sources, samples\\) or \\(sources, channels, samples\\); got 12800 channels"
+    )
+    orders = references.transpose(1, 2), estimates.transpose(1, 2)
+    with pytest.raises(ValueError, match=message):
+        scored(*orders, channels="each")
+    with pytest.raises(ValueError, match=message):
+        scored([*orders[0]], [*orders[1]], channels="each")
+
+
+@pytest.mark.parametrize("channels", ["mean", "each"])
+def test_swapped_sides_are_not_the_same_as_the_reference(tmp_path: Path, channels: str) -> None:
+    """Only their mean over channels is."""
+    left, right = sources(2, 0.8, seed=1), sources(2, 0.8, seed=2)
+    references = files(tmp_path / "references", torch.stack([left, right], 1))
+    estimates = files(tmp_path / "estimates", torch.stack([right, left], 1))
+    with pytest.warns(UserWarning, match="Were its sides swapped"):
+        report = scored(references, estimates, channels=channels)
+    assert {finding.kind for finding in report.findings} == {"same mean"}
+    with pytest.warns(UserWarning, match="the same as the reference, sample by sample"):
+        report = scored(references, references, channels=channels)
+    assert {finding.kind for finding in report.findings} == {"same"}

@@ -41,6 +41,18 @@ class Clip(NamedTuple):
         """Label for messages."""
         return repr(self.path) if self.path is not None else f"{self.name!r}"
 
+    def has_same_channels(self, reference: Clip) -> bool:
+        """Whether a clip with the mean of ``reference`` also has its channels.
+
+        True where that is not known: of another rate or number of channels, or after measuring.
+        """
+        if self.native is None or reference.native is None:
+            return True
+        if self.rate != reference.rate or self.channels != reference.channels:
+            return True
+        samples = min(self.samples, reference.samples)
+        return torch.equal(self.native[:, :samples], reference.native[:, :samples])
+
 
 class ReferenceSignals(NamedTuple):
     """The references of a mixture, which all systems are compared with: kept once."""
@@ -116,13 +128,27 @@ def _array(signal: Any, name: str, every_channel: bool) -> Tensor:
             f"{name} must be one mono signal of shape (T,), got {tuple(wave.shape)}. Channels are "
             'not sources: average them first, or pass channels="each".'
         )
+    if wave.ndim == 2:
+        _refuse_samples_as_channels(name, tuple(wave.shape))
     return wave.reshape(-1, wave.shape[-1])
+
+
+def _refuse_samples_as_channels(name: str, shape: tuple[int, ...]) -> None:
+    """Raise ValueError if a source of shape (C, T) has more channels than samples."""
+    if shape[0] > shape[1]:
+        raise ValueError(
+            f"{name}: arrays are (sources, samples) or (sources, channels, samples); got "
+            f"{shape[0]} channels of {shape[1]} samples. Of (sources, samples, channels), the "
+            "order of museval, pass x.swapaxes(1, 2)."
+        )
 
 
 def _listed(signals: Any, kind: str, axes: int) -> list[Any]:
     """Signals as a list of sources; an array may have up to so many axes."""
     if hasattr(signals, "ndim") and hasattr(signals, "shape"):
         shape = tuple(signals.shape)
+        if axes == 3 == len(shape):
+            _refuse_samples_as_channels(kind, shape[1:])
         if not 2 <= signals.ndim <= axes or shape[0] > shape[-1]:
             raise ValueError(
                 f"{kind} must have shape (S, T): sources, samples; got {shape}. One mixture at a "

@@ -227,6 +227,8 @@ _TEXTS = {
     "scores. Leave it out: --sources {}",
     "same": "{}: the same as the reference, sample by sample. Was the folder of the references "
     "passed as a system? As a hidden reference it is fine",
+    "same mean": "{}: the mean over its channels is the same as that of its reference, sample by "
+    "sample, but the channels are not. Were its sides swapped, or the panning changed?",
     "mixture": "{} {} is {} itself{}",
     "order": "estimates fit other references better than their own: {} (SI-SDR). If they are in "
     "another order than the references, reorder them, or pass --permute (permute=True; in metrics "
@@ -336,13 +338,14 @@ def _copies(inspection: Inspection) -> _Findings:
     """Find estimates equal to their reference, and signals equal to the mixture."""
     truth = inspection.signals.truth[list(inspection.signals.attributed)]
     identical = (inspection.signals.outputs == truth).all(-1).tolist()
-    labels = [
-        clip.label
-        for row, clip, _ in inspection.estimates
-        if identical[row] and not inspection.silent[row]
-    ]
-    if labels:
-        yield "same", listed(labels, 3)
+    labels_by_kind: dict[str, list[str]] = {"same": [], "same mean": []}
+    for row, clip, reference_row in inspection.estimates:
+        if identical[row] and not inspection.silent[row]:
+            equal = clip.has_same_channels(inspection.references[reference_row])
+            labels_by_kind["same" if equal else "same mean"].append(clip.label)
+    for kind, labels in labels_by_kind.items():
+        if labels:
+            yield kind, listed(labels, 3)
     (named, name), (total, _) = inspection.mixtures[0], inspection.mixtures[-1]
     for row, clip in inspection.references.items():
         if named != total and inspection.same(row, named) and not inspection.same(row, total):
