@@ -217,3 +217,15 @@ def test_swapped_sides_are_not_the_same_as_the_reference(tmp_path: Path, channel
     with pytest.warns(UserWarning, match="the same as the reference, sample by sample"):
         report = scored(references, references, channels=channels)
     assert {finding.kind for finding in report.findings} == {"same"}
+
+
+def test_a_fault_of_one_file_is_told_in_its_row(tmp_path: Path) -> None:
+    references, estimates = stereo_with_a_bad_right_channel()
+    estimates[1, RIGHT] = 0.0
+    truth, outputs = files(tmp_path / "references", references), files(tmp_path / "s", estimates)
+    entry = {"mixture_id": "m", "references": truth, "systems": {"s": outputs, "t": truth}}
+    rows = score_mixture(entry, encoder="mel", measures="decomposition")
+    intact, dead, *same = [row["warnings"] for row in rows]
+    assert intact == ""
+    assert "channel 2 is silent" in dead
+    assert all("the same as the reference" in text for text in same)  # it is about both

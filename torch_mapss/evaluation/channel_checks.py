@@ -29,6 +29,7 @@ class Finding(NamedTuple):
 
     kind: str  # a word: silent, faint, channels, offset, lag, rate, band, twins, sum, same, ...
     text: str  # a sentence that names the signals and says what to do
+    estimate: int | None = None  # index of the estimate that it is about; None: of all of them
 
 
 def channel_findings_of(estimate: Clip, reference: Clip) -> Iterator[Finding]:

@@ -170,15 +170,17 @@ class Inspection:
         self.si_sdr = (10 * torch.log10(ratio)).tolist()  # dB, of each row with each other
         findings = []
         for check in _CHECKS:
-            for kind, *values in check(self):
-                findings.append(Finding(kind, _TEXTS[kind].format(*values)))
+            for kind, row, *values in check(self):
+                estimate = None if row is None or row >= count else row
+                findings.append(Finding(kind, _TEXTS[kind].format(*values), estimate))
         self.findings = (*findings, *self._channel_findings())
         # Of each channel that is scored: (S',) dB by name.
         self.energy_ratios: Sequence[Mapping[str, Sequence[float]]] = ()
 
     def _channel_findings(self) -> Iterator[Finding]:
-        for _, clip, reference_row in self.estimates:
-            yield from channel_findings_of(clip, self.references[reference_row])
+        for row, clip, reference_row in self.estimates:
+            for finding in channel_findings_of(clip, self.references[reference_row]):
+                yield finding._replace(estimate=row)
 
     def release(self) -> None:
         """Free the samples at the files' own rates, which are not needed any more."""
@@ -200,7 +202,7 @@ def _decibels(ratio: float) -> float:
     return 20 * math.log10(max(ratio, 1e-30))
 
 
-# --------------------------------- Checks: each yields kinds of findings and values for their texts
+# --------------------------------- Checks: each yields kinds of findings, their rows, and values
 
 _NARROW = (
     "There is nothing to score above {1:.1f} kHz, and scores come out higher than at full band: "
@@ -234,7 +236,8 @@ _TEXTS = {
     "another order than the references, reorder them, or pass --permute (permute=True; in metrics "
     'and losses pit="si_sdr")',
 }
-_Findings = Iterator[tuple[Any, ...]]  # the kind, and the values for its text
+# The kind, the row of the signal that it is about or None, and the values for its text.
+_Findings = Iterator[tuple[Any, ...]]
 
 
 def _levels(inspection: Inspection) -> _Findings:
@@ -244,21 +247,23 @@ def _levels(inspection: Inspection) -> _Findings:
         truth = inspection.references[reference_row]
         if inspection.silent_references[reference_row - len(inspection.estimates)]:
             if not inspection.silent[row]:
-                yield "absent", clip.label, truth.label, inspection.estimate_levels_db[row]
+                yield "absent", row, clip.label, truth.label, inspection.estimate_levels_db[row]
         elif inspection.silent[row]:
-            yield "silent", clip.label, _OUTWEIGHS if inspection.has_log_pm else ""
+            yield "silent", row, clip.label, _OUTWEIGHS if inspection.has_log_pm else ""
         elif level < _FAINT_DB:
-            yield "faint", clip.label, -level
+            yield "faint", row, clip.label, -level
     clips = inspection.references | {row: clip for row, clip, _ in inspection.estimates}
-    for clip in {clip.label: clip for clip in clips.values()}.values():
+    rows_by_label = {clip.label: row for row, clip in clips.items()}
+    for label, row in rows_by_label.items():
+        clip = clips[row]
         if clip.cancelled > 10 * math.log10(clip.channels) + _CANCELLED_DB:
             silence = clip.cancelled == math.inf
             left = "is silence" if silence else f"lies {clip.cancelled:.0f} dB below them"
-            yield "channels", clip.label, clip.channels, left
+            yield "channels", row, label, clip.channels, left
     for row, clip in clips.items():
         mean, level = inspection.means[row], inspection.levels[row]
         if level > SILENCE_PEAK and _LEAST_OFFSET < abs(mean) / level < 1.0 - 1e-6:
-            yield "offset", clip.label, mean, _decibels(abs(mean) / level)
+            yield "offset", row, clip.label, mean, _decibels(abs(mean) / level)
 
 
 def _lags(inspection: Inspection) -> _Findings:
@@ -278,6 +283,7 @@ def _lags(inspection: Inspection) -> _Findings:
             hint = f"more than the {1000 * LAG_LIMIT_S:.0f} ms that --align removes: cut the file"
         yield (
             "lag",
+            row,
             clip.label,
             1000 * size,
             way,
@@ -301,10 +307,10 @@ def _bands(inspection: Inspection) -> _Findings:
     edge = max(inspection.reference_bands)
     if low:
         lowest = min(low.values())
-        yield "rate", listed(low, 3), lowest / 2000, lowest, encoder_rate
+        yield "rate", None, listed(low, 3), lowest / 2000, lowest, encoder_rate
     elif 0 < edge < _LOW_BAND * encoder_rate / 2:
         names = listed((clip.label for clip in references), 3)
-        yield "band", names, edge / 1000, encoder_rate / 2000
+        yield "band", None, names, edge / 1000, encoder_rate / 2000
 
 
 def _twins(inspection: Inspection) -> _Findings:
@@ -313,7 +319,7 @@ def _twins(inspection: Inspection) -> _Findings:
     for kind, clips in (("estimates", outputs), ("references", inspection.references)):
         for row_a, row_b in itertools.combinations(clips, 2):
             if inspection.same(row_a, row_b):
-                yield "twins", kind, clips[row_a].label, clips[row_b].label
+                yield "twins", None, kind, clips[row_a].label, clips[row_b].label
 
 
 def _sums(inspection: Inspection) -> _Findings:
@@ -331,7 +337,7 @@ def _sums(inspection: Inspection) -> _Findings:
         left = 1.0 - float(target @ weights)
         if left < 10 ** (_SUM_DB / 10) and len(summands) > 1 and not negative:
             advice = " ".join(clip.name for k, clip in inspection.references.items() if k != row)
-            yield "sum", inspection.references[row].label, " and ".join(summands), advice
+            yield "sum", None, inspection.references[row].label, " and ".join(summands), advice
 
 
 def _copies(inspection: Inspection) -> _Findings:
@@ -345,12 +351,12 @@ def _copies(inspection: Inspection) -> _Findings:
             labels_by_kind["same" if equal else "same mean"].append(clip.label)
     for kind, labels in labels_by_kind.items():
         if labels:
-            yield kind, listed(labels, 3)
+            yield kind, None, listed(labels, 3)
     (named, name), (total, _) = inspection.mixtures[0], inspection.mixtures[-1]
     for row, clip in inspection.references.items():
         if named != total and inspection.same(row, named) and not inspection.same(row, total):
             hint = ", which is no source. Leave it out with --sources"
-            yield "mixture", "reference", clip.label, name, hint
+            yield "mixture", row, "reference", clip.label, name, hint
     for row, clip, reference_row in inspection.estimates:
         if inspection.silent_references[reference_row - len(inspection.estimates)]:
             continue  # reported as absent
@@ -362,7 +368,7 @@ def _copies(inspection: Inspection) -> _Findings:
         ]
         if names:
             hint = ". Was an output mistaken for it? As a baseline it is fine"
-            yield "mixture", "estimate", clip.label, names[0], hint
+            yield "mixture", row, "estimate", clip.label, names[0], hint
 
 
 def _order(inspection: Inspection) -> _Findings:
@@ -383,7 +389,7 @@ def _order(inspection: Inspection) -> _Findings:
             text = f"{clip.label} fits {better} by {gain:.0f} dB better"
             moved.append((level > _SWAP_LEAST_DB and gain > _SWAP_DB, text))
     if moved and all(clear for clear, _ in moved):
-        yield "order", ", ".join(text for _, text in moved)
+        yield "order", None, ", ".join(text for _, text in moved)
 
 
 _CHECKS = (_levels, _lags, _bands, _twins, _sums, _copies, _order)

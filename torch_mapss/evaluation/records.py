@@ -9,7 +9,7 @@ was scored it also has ``channels``, the rows of ``channels.csv``.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_mapss.evaluation import io
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from numpy import bool_, float32, float64, int64
     from numpy.typing import NDArray
     from pandas import DataFrame
+
+    from torch_mapss.evaluation.channel_checks import Finding
 
 Record = dict[str, Any]
 _NO_FRAME = "no frame in which it and another source are active"
@@ -48,7 +50,7 @@ def record_of(
     table: DataFrame,
     *,
     channels: DataFrame | None = None,
-    findings: Iterable[tuple[str, str]],
+    findings: Sequence[Finding],
     notes: Sequence[str],
     errors: Mapping[str, float],
     seconds: float,
@@ -60,24 +62,29 @@ def record_of(
         system: name of the system.
         table: one row per estimate, as in a report.
         channels: one row per estimate and channel, where each channel was scored.
-        findings: pairs of kind and text.
+        findings: about single estimates, which are told in their rows, or about all of them.
         notes: changes made to the input.
         errors: standard errors of the means, by score.
         seconds: duration of the audio.
     """
     undefined = table["frames"] == 0
-    texts = [text for _, text in findings]
+    warnings = [
+        "; ".join(finding.text for finding in findings if finding.estimate in (None, index))
+        for index in range(len(table))
+    ]
     table = table.assign(
         silent=table["silent"].astype(int),
         status=undefined.map({True: "undefined", False: "ok"}),
         reason=undefined.map({True: _NO_FRAME, False: ""}),
         notes="; ".join(notes),
-        warnings="; ".join(texts),
+        warnings=warnings,
     )
     item: Record = {f"{name}_se": value for name, value in errors.items()}
     status = "undefined" if undefined.all() else "ok"
     item |= {"seconds": seconds, "status": status, "reason": ""}
-    record = _record(mixture, system, table, item, [[*finding] for finding in findings])
+    record = _record(
+        mixture, system, table, item, [[finding.kind, finding.text] for finding in findings]
+    )
     if channels is not None:
         record["channels"] = rows_of(channels.assign(mixture_id=mixture.name, system=system))
     return record
