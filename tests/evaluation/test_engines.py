@@ -444,3 +444,24 @@ def test_a_thousand_reports_of_a_pool_under_a_limit_of_open_files(tmp_path):
     count, opened, unlike = map(int, python("-W", "ignore", str(program)).split())
     assert (count, unlike) == (1000, 1000)
     assert opened < 20
+
+
+FORKED = """
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+import torch
+from torch_mapss import evaluate_set
+
+torch.set_num_threads(2)
+torch.randn(2000, 2000) @ torch.randn(2000, 2000)  # starts the threads that a fork does not have
+with ProcessPoolExecutor(2, get_context("fork")) as pool:
+    evaluate_set(sys.argv[1], out=sys.argv[2], map=pool.map, measures="bleed", encoder="mel")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_forked_workers_do_not_wait_for_threads_of_their_parent(tiny, expected, tmp_path):
+    python("-c", FORKED, str(tiny), str(tmp_path / "out"), timeout=300)
+    assert contents(tmp_path / "out") == expected

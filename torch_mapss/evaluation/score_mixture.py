@@ -8,6 +8,7 @@ scorer once.
 from __future__ import annotations
 
 import functools
+import os
 import pickle
 import threading
 import time
@@ -77,6 +78,7 @@ def score_mixture(
         >>> [row["status"] for row in score_mixture(entry, measures="decomposition")]
         ['failed']
     """
+    _single_thread_if_forked()
     mixture = as_mixture(entry)
     scorer = (
         _cached_scorer(settings, device) if mapss is None else Scorer.of(settings, device, mapss)
@@ -94,6 +96,7 @@ class MixtureJob(NamedTuple):
 
     def __call__(self, mixture: Mixture) -> MixtureScores:
         """Records and frame scores of a mixture."""
+        _single_thread_if_forked()
         scorer, loading = self._scorer(), _loading.pop(mixture.name, None)
         loaded = load_mixture(scorer, mixture) if loading is None else loading.result()
         return score_loaded(scorer, loaded)
@@ -106,6 +109,18 @@ class MixtureJob(NamedTuple):
         if self.mapss is None:
             return _cached_scorer(self.settings, self.device)
         return Scorer.of(self.settings, self.device, self.mapss)
+
+
+_IMPORTED_IN = os.getpid()
+
+
+def _single_thread_if_forked() -> None:
+    """Keep torch to one thread in a forked process.
+
+    A fork has none of its parent's threads, so that torch would wait forever for those of its pool.
+    """
+    if os.getpid() != _IMPORTED_IN:
+        torch.set_num_threads(1)
 
 
 # Mixtures that this process is reading in the background, by name.
