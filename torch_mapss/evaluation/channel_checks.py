@@ -56,7 +56,7 @@ def channel_findings_of(estimate: Clip, reference: Clip) -> Iterator[Finding]:
     label = estimate.label
     if bool(dead.any()) and not bool(dead.all()):
         channels = _numbers(dead)
-        text = f"{label}: {channels} silent, where the reference sounds"
+        text = f"{channels} silent, unlike in its reference: {label}"
         yield Finding("dead channel", f"{text}{hint}")
     heard = (output_levels >= _DEAD_DB) & (truth_levels > _AUDIBLE_DB)
     if int(heard.sum()) < 2:
@@ -68,12 +68,15 @@ def channel_findings_of(estimate: Clip, reference: Clip) -> Iterator[Finding]:
     inverted = clear & (_correlation(outputs, truth, lags) < 0.0)
     upright = clear & ~inverted
     if bool(inverted.any()) and bool(upright.any()):
-        text = f"{label}: {_numbers(inverted)} inverted against its reference, others are not"
+        text = f"{_numbers(inverted)} inverted, unlike in its reference: {label}"
         yield Finding("inverted channel", f"{text}{hint}")
     if int(clear.sum()) > 1:
-        spread = int(lags[clear].max() - lags[clear].min()) / estimate.rate
+        lag_by_channel = {index: int(lags[index]) for index in clear.nonzero()[:, 0].tolist()}
+        late, early = (pick(lag_by_channel, key=lag_by_channel.__getitem__) for pick in (max, min))
+        spread = (lag_by_channel[late] - lag_by_channel[early]) / estimate.rate
         if spread >= _UNLIKE_LAG_S:
-            text = f"{label}: its channels are {1000 * spread:.1f} ms apart, against its reference"
+            channel = f"channel {late + 1} is {1000 * spread:.1f} ms later than channel {early + 1}"
+            text = f"{channel}, unlike in its reference: {label}"
             yield Finding("channel delay", f"{text}{hint}")
 
 
