@@ -13,7 +13,7 @@ import torch
 from separations import leaky, small_mapss, sources, write
 from torch import Tensor
 
-from torch_mapss import Report, evaluate, evaluate_set, score_mixture
+from torch_mapss import Report, compare, evaluate, evaluate_set, score_mixture
 from torch_mapss.evaluation import cli
 from torch_mapss.evaluation.page.content import page_content
 from torch_mapss.evaluation.results import load_results
@@ -229,3 +229,18 @@ def test_a_fault_of_one_file_is_told_in_its_row(tmp_path: Path) -> None:
     assert intact == ""
     assert "channel 2 is silent" in dead
     assert all("the same as the reference" in text for text in same)  # it is about both
+
+
+def test_a_comparison_names_systems_with_faulty_channels(tmp_path: Path) -> None:
+    references, estimates = stereo_with_a_bad_right_channel()
+    truth, intact = files(tmp_path / "references", references), files(tmp_path / "s", estimates)
+    estimates[1, RIGHT] = 0.0
+    systems = {"dead": files(tmp_path / "dead", estimates), "intact": intact}
+    entry = {"mixture_id": "song", "references": truth, "systems": systems}
+    settings = {"encoder": "mel", "measures": "decomposition", "channels": "each"}
+    with pytest.warns(UserWarning, match="channel 2 is silent"):
+        results = evaluate_set([entry], out=tmp_path / "results", **settings)
+    notes = compare(results).notes()
+    assert any(note.startswith("Faulty channels: dead in song (dead channel).") for note in notes)
+    notes = compare(results, systems=["intact"]).notes()
+    assert not any("Faulty channels" in note for note in notes)

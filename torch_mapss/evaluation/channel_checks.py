@@ -17,6 +17,8 @@ from torch_mapss.evaluation.audio_input import Clip
 
 #: Periodic signals have peaks at every period: another one must stand out by this factor.
 CLEARER = 1.05
+#: Kinds of findings about single channels of an estimate.
+DEAD, INVERTED, DELAYED = CHANNEL_FAULTS = ("dead channel", "inverted channel", "channel delay")
 _DEAD_DB = -60.0  # level of a channel relative to the loudest of its clip
 _AUDIBLE_DB = -40.0  # same for the channel of the reference
 _LONGEST_LAG_S = 0.05
@@ -57,7 +59,7 @@ def channel_findings_of(estimate: Clip, reference: Clip) -> Iterator[Finding]:
     if bool(dead.any()) and not bool(dead.all()):
         channels = _numbers(dead)
         text = f"{channels} silent, unlike in its reference: {label}"
-        yield Finding("dead channel", f"{text}{hint}")
+        yield Finding(DEAD, f"{text}{hint}")
     heard = (output_levels >= _DEAD_DB) & (truth_levels > _AUDIBLE_DB)
     if int(heard.sum()) < 2:
         return
@@ -69,7 +71,7 @@ def channel_findings_of(estimate: Clip, reference: Clip) -> Iterator[Finding]:
     upright = clear & ~inverted
     if bool(inverted.any()) and bool(upright.any()):
         text = f"{_numbers(inverted)} inverted, unlike in its reference: {label}"
-        yield Finding("inverted channel", f"{text}{hint}")
+        yield Finding(INVERTED, f"{text}{hint}")
     if int(clear.sum()) > 1:
         lag_by_channel = {index: int(lags[index]) for index in clear.nonzero()[:, 0].tolist()}
         late, early = (pick(lag_by_channel, key=lag_by_channel.__getitem__) for pick in (max, min))
@@ -77,7 +79,7 @@ def channel_findings_of(estimate: Clip, reference: Clip) -> Iterator[Finding]:
         if spread >= _UNLIKE_LAG_S:
             channel = f"channel {late + 1} is {1000 * spread:.1f} ms later than channel {early + 1}"
             text = f"{channel}, unlike in its reference: {label}"
-            yield Finding("channel delay", f"{text}{hint}")
+            yield Finding(DELAYED, f"{text}{hint}")
 
 
 def _levels_db(waves: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch_mapss.evaluation import io, significance, verdict
 from torch_mapss.evaluation.comparison_notes import (
     ceiling_notes,
     ceiling_shares,
+    faulty_channels,
     unfinished,
     unlike_lags,
 )
@@ -53,7 +54,7 @@ class Comparison:
     confidence: float  # confidence of the intervals
     weight: str  # weighting of mixtures, one of WEIGHTS
     unlike_lags: str = ""  # sentence on systems that are late or early
-    remarks: tuple[str, ...] = ()  # sentences on unfinished runs and on scores at their ceiling
+    remarks: tuple[str, ...] = ()  # on unfinished runs, faulty channels, scores at their ceiling
 
     @property
     def values(self) -> Mapping[str, DataFrame]:
@@ -345,7 +346,11 @@ def compare(
         confidence=confidence,
         weight=weight,
         unlike_lags=unlike_lags(scores),
-        remarks=(*unfinished(loaded), *ceiling_notes(ceilings)),
+        remarks=(
+            *unfinished(loaded),
+            *faulty_channels(loaded, scores.systems),
+            *ceiling_notes(ceilings),
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""Caveats of a comparison: lags, unfinished runs, and scores at their ceiling."""
+"""Caveats of a comparison: lags, faulty channels, unfinished runs, and scores at their ceiling."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_mapss.evaluation import io
+from torch_mapss.evaluation.channel_checks import CHANNEL_FAULTS
 from torch_mapss.evaluation.input_checks import LEAST_LAG_S
 from torch_mapss.score_table import FRAME_SCORES, SCORES
 
@@ -65,6 +66,26 @@ def unfinished(results: Sequence[Results]) -> Iterator[str]:
                 f"{io.shown(folder.folder)!r} is not complete: of {expected} outputs (one system, "
                 f"one mixture) {scored} are scored so far."
             )
+
+
+def faulty_channels(results: Sequence[Results], systems: Sequence[str]) -> Iterator[str]:
+    """A sentence about the systems of which estimates have faults in single channels, if any."""
+    faults_by_system: dict[str, dict[str, list[str]]] = {}  # then by mixture
+    for record in itertools.chain.from_iterable(folder.records for folder in results):
+        faults = [kind for kind, _ in record["findings"] if kind in CHANNEL_FAULTS]
+        mixture, system = record["rows"][0]["mixture_id"], record["rows"][0]["system"]
+        if faults and system in systems:
+            faults_by_system.setdefault(system, {})[mixture] = [*dict.fromkeys(faults)]
+    texts = []
+    for system, faults_by_mixture in faults_by_system.items():
+        mixtures = [f"{name} ({', '.join(faults)})" for name, faults in faults_by_mixture.items()]
+        texts.append(f"{system} in {io.listed(mixtures, 3)}")
+    if texts:
+        yield (
+            f"Faulty channels: {'; '.join(texts)}. Scores tell little of them, and there is no "
+            "leakage in a dead channel, which flatters clearance and bleed: see `warnings` in "
+            "scores.csv."
+        )
 
 
 def unlike_lags(scores: ComparedScores) -> str:
