@@ -230,7 +230,7 @@ _TEXTS = {
     "same": "{}: the same as the reference, sample by sample. Was the folder of the references "
     "passed as a system? As a hidden reference it is fine",
     "same mean": "{}: the mean over its channels is the same as that of its reference, sample by "
-    "sample, but the channels are not. Were its sides swapped, or the panning changed?",
+    "sample, but the channels are not: its sides may be swapped, or its panning changed",
     "mixture": "{} {} is {} itself{}",
     "order": "estimates fit other references better than their own: {} (SI-SDR). If they are in "
     "another order than the references, reorder them, or pass --permute (permute=True; in metrics "
