@@ -68,7 +68,9 @@ def arguments(parser: argparse.ArgumentParser) -> Iterator[str]:
         text = formatter._expand_help(action) if action.help else ""
         required = " Required." if action.required and action.option_strings else ""
         yield from (f".. option:: {usage(action, formatter)}", "")
-        yield from (f"   {escaped(text[:1].upper() + text[1:])}.{required}", "")
+        if re.match("[a-z]+ ", text):  # a sentence, not a list of values such as "cpu, cuda"
+            text = text[:1].upper() + text[1:]
+        yield from (f"   {escaped(text)}.{required}", "")
 
 
 class CommandReference(SphinxDirective):

@@ -12,7 +12,7 @@ get a separate table.
 With --out, DIR gets comparison.csv (every two systems), ranking.csv (systems), sources.csv (means
 of every source name), a box plot per score and a scatter plot of fidelity over clearance (PNG and
 SVG).
-torch_mapss.compare in Python also takes a level, confidence, weights and seed.
+torch_mapss.compare in Python also takes alpha, confidence, weight and seed.
 
 Examples:
   torch-mapss compare results
