@@ -387,7 +387,7 @@ def page(
     outputs = rows_by_family["pair"].where(dataset=main_set.name, encoder=base)
     mixtures = {row["mixture"] for row in outputs}
     about = (
-        f"{len(outputs)} outputs, hidden references included, of {len(mixtures)} mixtures of "
+        f"{len(outputs)} outputs (with hidden references, if any) of {len(mixtures)} mixtures of "
         f"`{main_set.name}`, every frame, `{options.convention}` convention. "
         f"{versions(rows_by_family)} SRCC; in brackets the 95 % interval over tracks (BCa "
         "bootstrap). A dash: not computed. Where a track has five systems, an SRCC within it "
