@@ -464,4 +464,6 @@ with ProcessPoolExecutor(2, get_context("fork")) as pool:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_forked_workers_do_not_wait_for_threads_of_their_parent(tiny, expected, tmp_path):
     python("-c", FORKED, str(tiny), str(tmp_path / "out"), timeout=300)
-    assert contents(tmp_path / "out") == expected
+    actual = contents(tmp_path / "out")
+    # Settings also tell the versions of the packages that were loaded by then.
+    assert {**actual, "settings.json": b""} == {**expected, "settings.json": b""}

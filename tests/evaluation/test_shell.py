@@ -66,8 +66,9 @@ def test_a_closed_pipe_loses_no_file_and_hides_no_failure(folder, tmp_path, unbu
     arguments = ["evaluate", str(folder / "set" / "manifest.json"), *QUICK]
     code, message = into_a_closed_pipe([*arguments, "--out", str(tmp_path / "e")], unbuffered)
     assert code == 1
-    (line,) = message.strip().splitlines()
-    assert line.startswith("torch-mapss: failed: mixture 'm0', system 'bad'")
+    device, failure = message.strip().splitlines()
+    assert device.startswith("torch-mapss: computing on ")
+    assert failure.startswith("torch-mapss: failed: mixture 'm0', system 'bad'")
     assert (tmp_path / "e" / "summary.csv").exists()
     check_full_disk([*score_of(folder), "--out", str(tmp_path / "full")], unbuffered)
     assert (tmp_path / "full" / "scores.csv").exists()
