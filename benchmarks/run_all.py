@@ -33,7 +33,7 @@ SECTIONS: dict[str, tuple[str, list[str]]] = {
     "core": ("Kernels", []),
     "pair": ("Clearance and fidelity beside PS and PM, and 0.4.0", ["--before", "d0e31ac"]),
     "training_step": ("A training step", []),
-    "sets": ("Whole sets", ["--short", "100", "--songs", "2", "--clips", "1", "4"]),
+    "sets": ("Whole sets", ["--short", "1000", "--songs", "4", "--clips", "1", "4"]),
     "scaling": ("Duration, sources, systems: time and memory", []),
     "reference_speed": ("Beside the released package", []),
     "distortions": ("Distortion banks", []),
