@@ -159,12 +159,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     load, processors = os.getloadavg()[0], os.cpu_count() or 1
-    if load > processors / 4:
+    # The average of the last minute also holds what has just ended.
+    if load > 0.75 * processors:
         print(
             f"Other work (load {load:.0f} on {processors} processors) ran beside this: mixtures a "
             "second say nothing of what more workers gain here. Processor times hold; they include "
             "the start of every process.\n"
         )
+    else:
+        print("One CPU thread a process; processor times include the start of every process.\n")
     sets = {"short": (options.short, 1.0, 2, 16_000), "songs": (options.songs, 20.0, 4, 44_100)}
     rows, versions = [], []
     for name, (count, seconds, sources, rate) in sets.items():
