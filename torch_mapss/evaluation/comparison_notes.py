@@ -71,11 +71,14 @@ def unfinished(results: Sequence[Results]) -> Iterator[str]:
 def faulty_channels(results: Sequence[Results], systems: Sequence[str]) -> Iterator[str]:
     """A sentence about the systems of which estimates have faults in single channels, if any."""
     faults_by_system: dict[str, dict[str, list[str]]] = {}  # then by mixture
-    for record in itertools.chain.from_iterable(folder.records for folder in results):
-        faults = [kind for kind, _ in record["findings"] if kind in CHANNEL_FAULTS]
-        mixture, system = record["rows"][0]["mixture_id"], record["rows"][0]["system"]
-        if faults and system in systems:
-            faults_by_system.setdefault(system, {})[mixture] = [*dict.fromkeys(faults)]
+    for folder in results:
+        for record in folder.records:
+            faults = [kind for kind, _ in record["findings"] if kind in CHANNEL_FAULTS]
+            if not faults:
+                continue
+            mixture, system = record["rows"][0]["mixture_id"], record["rows"][0]["system"]
+            if system in systems:
+                faults_by_system.setdefault(system, {})[mixture] = [*dict.fromkeys(faults)]
     texts = []
     for system, faults_by_mixture in faults_by_system.items():
         mixtures = [f"{name} ({', '.join(faults)})" for name, faults in faults_by_mixture.items()]
