@@ -243,7 +243,8 @@ def correlate_stimuli(
             measure_rows, difference_rows = correlated(group, names, pooling, settings)
             rows += [head | row for row in measure_rows]
             differences += [head | row for row in difference_rows]
-        units += [keys | row for name in names for row in _unit_rows(group, name)]
+        for name in names:
+            units += [keys | row for row in _unit_rows(group, name)]
     return Correlation(
         rows=DataFrame(rows, columns=CORRELATION_COLUMNS),
         differences=DataFrame(differences, columns=DIFFERENCE_COLUMNS),

@@ -42,7 +42,9 @@ def energy_ratios(
         ImportError: fast_bss_eval is missing.
     """
     clips = [*references, *estimates]
-    if len({clip.rate for clip in clips}) == 1 and all(clip.native is not None for clip in clips):
+    has_one_rate = len({clip.rate for clip in clips}) == 1
+    has_own_samples = all(clip.native is not None for clip in clips)
+    if has_one_rate and has_own_samples:
         waves, own_rate = [_native(clip) for clip in clips], clips[0].rate
     else:
         waves, own_rate = [clip.parts for clip in clips], rate

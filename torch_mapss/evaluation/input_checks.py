@@ -378,7 +378,9 @@ def _order(inspection: Inspection) -> _Findings:
     rows = [*inspection.references]
     if len(inspection.estimates) > len(rows):
         return
-    levels = [[inspection.si_sdr[row][k] for k in rows] for row, *_ in inspection.estimates]
+    levels = []  # SI-SDR of every estimate with every reference
+    for row, *_ in inspection.estimates:
+        levels.append([inspection.si_sdr[row][reference_row] for reference_row in rows])
     moved = []
     for (row, clip, reference_row), best in zip(
         inspection.estimates, linear_sum_assignment(levels, True)[1]

@@ -49,7 +49,8 @@ def settings_of(mapss: MAPSS, scoring: ScoringSettings) -> dict[str, Any]:
     from torch_mapss.pipeline.measures import MEASURES
 
     measures = scoring.pipeline_measures or mapss.measures
-    used = [name for name in ENCODERS if name in {MEASURES[m].encoder for m in measures}]
+    encoders_read = {MEASURES[measure].encoder for measure in measures}
+    used = [name for name in ENCODERS if name in encoders_read]
     described = mapss.describe()
     for name in ENCODERS:
         if name not in used:

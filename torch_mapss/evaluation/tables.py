@@ -67,7 +67,9 @@ def channels_table(pairs: Sequence[Record]) -> DataFrame:
     import pandas
 
     leading = ["mixture_id", "system", "source", "source_index", "channel"]
-    rows = [row for record in pairs for row in record.get("channels", ())]
+    rows: list[dict[str, Any]] = []
+    for record in pairs:
+        rows += record.get("channels", ())
     table = pandas.DataFrame(rows, columns=None if rows else leading)
     return _rounded(_typed(table))[[*leading, *scores_in(table.columns)]]
 
