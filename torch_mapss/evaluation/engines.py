@@ -87,37 +87,55 @@ def reading_ahead(workers: Sequence[Executor]) -> Map:
     """
 
     def apply(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-        remaining = iter(items)
-        told: dict[Executor, Any] = {}  # items a worker may read, not yet called for
-        running: dict[Future[Any], Executor] = {}
-
-        def tell(worker: Executor) -> None:
-            for item in itertools.islice(remaining, 1):
-                told[worker] = item
-                if hasattr(function, "read_ahead"):
-                    worker.submit(function.read_ahead, item)
-
-        def call(worker: Executor) -> None:
-            if worker in told:
-                item = told.pop(worker)
-                tell(worker)
-                running[worker.submit(function, item)] = worker
-
-        for worker in workers:
-            tell(worker)
-        for worker in workers:
-            call(worker)
-        try:
-            while running:
-                finished, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    call(running.pop(future))
-                    yield future.result()
-        finally:
-            for future in running:
-                future.cancel()
+        return _ItemsOfWorkers(workers, function, items).results()
 
     return apply
+
+
+class _ItemsOfWorkers:
+    """Hands items to workers: to each the one that it calls the function with, and the next one."""
+
+    def __init__(
+        self,
+        workers: Sequence[Executor],
+        function: Callable[[Any], Any],
+        items: Iterable[Any],
+    ) -> None:
+        self.function = function
+        self.workers = workers
+        self.remaining = iter(items)
+        self.next_items: dict[Executor, Any] = {}  # announced to a worker, not yet scored
+        self.running: dict[Future[Any], Executor] = {}
+
+    def results(self) -> Iterator[Any]:
+        """Yield results as they arrive; what is still waiting when it stops is cancelled."""
+        for worker in self.workers:
+            self._announce(worker)
+        for worker in self.workers:
+            self._call(worker)
+        try:
+            while self.running:
+                finished, _ = wait(self.running, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    self._call(self.running.pop(future))
+                    yield future.result()
+        finally:
+            for future in self.running:
+                future.cancel()
+
+    def _announce(self, worker: Executor) -> None:
+        """Reserve the next item for a worker, which may begin to read it."""
+        for item in itertools.islice(self.remaining, 1):
+            self.next_items[worker] = item
+            if hasattr(self.function, "read_ahead"):
+                worker.submit(self.function.read_ahead, item)
+
+    def _call(self, worker: Executor) -> None:
+        """Call the function in a worker with its reserved item, and reserve another one."""
+        if worker in self.next_items:
+            item = self.next_items.pop(worker)
+            self._announce(worker)
+            self.running[worker.submit(self.function, item)] = worker
 
 
 def unordered(executor: Executor) -> Map:
