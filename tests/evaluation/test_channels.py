@@ -103,6 +103,20 @@ def test_order_of_estimates_does_not_move_channels() -> None:
     pandas.testing.assert_frame_equal(report.channels, in_order.channels)
 
 
+def test_exchanged_channels_move_no_score() -> None:
+    references, estimates = stereo_with_a_bad_right_channel()
+    report = scored(references, estimates, channels="each")
+    exchanged = scored(references.flip(1), estimates.flip(1), channels="each")
+    pandas.testing.assert_frame_equal(report.scores[NAMES], exchanged.scores[NAMES])
+    assert report.channels is not None and exchanged.channels is not None
+    left_of_both = report.channels["channel"] == 1, exchanged.channels["channel"] == 2
+    left, moved_left = (
+        table.loc[rows, NAMES].reset_index(drop=True)
+        for table, rows in zip((report.channels, exchanged.channels), left_of_both)
+    )
+    pandas.testing.assert_frame_equal(left, moved_left)
+
+
 def test_tables_of_a_run(paths: dict[str, list[str]], tmp_path: Path) -> None:
     entry = {"mixture_id": "m", "references": paths["references"]}
     entry |= {"systems": {"bad right": paths["estimates"], "truth": paths["references"]}}

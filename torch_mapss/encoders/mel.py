@@ -112,9 +112,8 @@ class MelEncoder(Encoder):
 
     def _check_arguments(self) -> None:
         smallest_values = {"bands": 1, "sample_rate": 1, "hop": 1, "window": 2, "context": 0}
-        smallest_values["margin"] = (
-            1 - self.window
-        ) // 2  # a receptive field of at least one sample
+        # So that the receptive field has at least one sample.
+        smallest_values["margin"] = (1 - self.window) // 2
         for name, lowest in smallest_values.items():
             check_whole(getattr(self, name), name, lowest)
         why = "It keeps the logarithm of silence finite: 1e-5, or less for deep spectral holes."

@@ -296,9 +296,8 @@ class Span(Block):
         self._scored_rows = (~is_pause).nonzero().squeeze(-1).to(device)
         grid, samples = self._encoding.config.grid, self._clip.waves.shape[-1]
         first_sample, last_sample = encoded.start * grid.hop, (encoded.stop - 1) * grid.hop
-        self._length = (
-            last_sample - first_sample + grid.receptive_field
-        )  # of the samples that are encoded
+        # Number of samples that are encoded.
+        self._length = last_sample - first_sample + grid.receptive_field
         # Samples after the last frame are for encoders whose window exceeds the receptive field.
         stop = samples if encoded.stop == self._clip.frames else first_sample + self._length
         self._samples = slice(first_sample, stop)
