@@ -382,8 +382,8 @@ class ClearanceLoss(PerceptualLoss):
     own, even with SI-SDR, this loss destroys the output (in ``recipes/train_separator.py`` STOI
     falls to 0.64, against 0.73 without it, as measured with version 0.4.0). Use
     :class:`DecompositionLoss`, or give fidelity at least as much weight. The slope is zero once an
-    output is as far from the other sources as its reference is. Pauses of a source in which another one plays count like other frames;
-    ``weighting="energy"`` gives them next to no weight.
+    output is as far from the other sources as its reference is. Pauses of a source in which another
+    one plays count like other frames; ``weighting="energy"`` gives them next to no weight.
 
     Args:
         mapss, options: as in :class:`SeparationLoss`; ``decomposition_bank`` and
