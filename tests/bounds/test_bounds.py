@@ -156,8 +156,9 @@ def test_schur_identity(energy: float) -> None:
     mean, deviations, divisor = cluster_statistics(clusters, present)
     delta = full.coordinates.unsqueeze(1) - mean.unsqueeze(2)  # every point to every cluster
     retained = schur.is_retained(embedding, delta.shape[-1])
-    inner, discarded = schur.schur_parts(ridge_factor(deviations, divisor), delta, retained)
-    covariance = deviations.mT @ deviations / divisor[..., None, None]
+    scatter = deviations.mT @ deviations
+    inner, discarded = schur.schur_parts(ridge_factor(scatter, divisor), delta, retained)
+    covariance = scatter / divisor[..., None, None]
     ridged = covariance + 1e-6 * torch.eye(delta.shape[-1], dtype=torch.float64)
     direct = (delta * torch.linalg.solve(ridged, delta.mT).mT).sum(-1)
     torch.testing.assert_close(inner + discarded, direct, rtol=1e-9, atol=0.0)

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from torch_mapss.core.diffusion_map import Embedding
 from torch_mapss.core.gamma import gammaincc
-from torch_mapss.core.mahalanobis import RIDGE, rounding_floor, scatter_factor, squared_mahalanobis
+from torch_mapss.core.mahalanobis import RIDGE, ridge_factor, rounding_floor, squared_mahalanobis
 from torch_mapss.core.match import attributed_deviations, gamma, is_collapsed, moments
 from torch_mapss.core.points import Points, presence, split_points
 from torch_mapss.core.separation import cluster_statistics, own_and_nearest, ratio
@@ -119,7 +119,7 @@ def _resampled_distances(
     scatter = _weighted_scatter(weights, deviations)
     scatter = scatter - n.unsqueeze(-1) * shift.unsqueeze(-1) * shift.unsqueeze(-2)
     moved = delta - shift.unsqueeze(-2)
-    return squared_mahalanobis(scatter_factor(scatter, divisor), moved)
+    return squared_mahalanobis(ridge_factor(scatter, divisor), moved)
 
 
 # --------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def bootstrap_match(
     floor = rounding_floor(embedding).unsqueeze(-1)
 
     def scores(weights: Tensor) -> Tensor:
-        factor = scatter_factor(_weighted_scatter(weights, deviations), (count - 1).clamp(min=1))
+        factor = ridge_factor(_weighted_scatter(weights, deviations), (count - 1).clamp(min=1))
         squared = squared_mahalanobis(factor, rows)
         a = squared[..., -1]
         a = torch.where(a <= floor, 0.0, a) + ridge

@@ -89,7 +89,7 @@ def match_parts(embedding: Embedding, points: Points, settings: Settings) -> Mat
     if settings.convention == "reference":
         retained, discarded = _reference_parts(rows, present, divisor, embedding)
     else:
-        factor = ridge_factor(deviations, divisor)
+        factor = ridge_factor(deviations.mT @ deviations, divisor)
         retained, discarded = schur_parts(factor, rows, is_retained(embedding, rows.shape[-1]))
     floor = rounding_floor(embedding).unsqueeze(-1)
     a = torch.where(retained[..., -1] <= floor, 0.0, retained[..., -1])

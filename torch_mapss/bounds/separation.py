@@ -41,7 +41,7 @@ from torch_mapss.bounds.schur import (
 from torch_mapss.bounds.settings import BoundSettings
 from torch_mapss.core import linalg
 from torch_mapss.core.diffusion_map import Embedding
-from torch_mapss.core.mahalanobis import RIDGE, rounding_floor, scatter_factor
+from torch_mapss.core.mahalanobis import RIDGE, ridge_factor, rounding_floor
 from torch_mapss.core.points import Points, presence, scored_outputs, split_points
 from torch_mapss.core.separation import cluster_statistics, own_and_nearest
 from torch_mapss.core.settings import Settings
@@ -96,7 +96,7 @@ def separation_sides(embedding: Embedding, points: Points, settings: Settings) -
     ridge = torch.full_like(retained, RIDGE, dtype=outputs.dtype)
     if settings.convention == "reference":
         ridge = ridge + REFERENCE_RIDGE * (~retained).to(ridge)
-    factor = scatter_factor(deviations.mT @ deviations, divisor, ridge.unsqueeze(-2))
+    factor = ridge_factor(deviations.mT @ deviations, divisor, ridge.unsqueeze(-2))
     delta = outputs.unsqueeze(-3) - mean.unsqueeze(-2)  # (F, S, S', D)
     inner, discarded = (form.mT for form in schur_parts(factor, delta, retained))
     cluster = own_and_nearest(inner, active, points)

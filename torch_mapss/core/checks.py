@@ -47,13 +47,18 @@ def import_package(name: str, user: str, hint: str = "") -> Any:
 
 def check_floating(tensor: object, name: str) -> Tensor:
     """Raise TypeError unless ``tensor`` is a dense, real floating-point tensor."""
+    if isinstance(tensor, Tensor) and (tensor.is_nested or tensor.layout != torch.strided):
+        kind = "nested" if tensor.is_nested else str(tensor.layout)
+        raise TypeError(
+            f"{name} must be a dense tensor, got a {kind} one. Pad it to one length "
+            "(torch.nested.to_padded_tensor) or call .to_dense()."
+        )
     if not isinstance(tensor, Tensor) or not tensor.dtype.is_floating_point:
         got = f"dtype {tensor.dtype}" if isinstance(tensor, Tensor) else type(tensor).__name__
         raise TypeError(
             f"{name} must be a real floating-point torch.Tensor, got {got}. Convert it first, and "
             "scale samples that are integers (16-bit PCM: x / 32768)."
         )
-    check_plain(tensor, name)
     return tensor
 
 
@@ -87,16 +92,6 @@ def lifted(x: Tensor) -> Tensor:
     """``x`` in float32 or wider; its gradient comes back in the type of ``x``, and finite."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     return x if x.dtype == dtype else _Lift.apply(x, dtype)  # type: ignore[no-untyped-call]
-
-
-def check_plain(tensor: Tensor, name: str) -> None:
-    """Raise TypeError for a sparse or nested tensor, which has no plain array of values."""
-    if tensor.is_nested or tensor.layout != torch.strided:
-        kind = "nested" if tensor.is_nested else str(tensor.layout)
-        raise TypeError(
-            f"{name} must be a dense tensor, got a {kind} one. Pad it to one length "
-            "(torch.nested.to_padded_tensor) or call .to_dense()."
-        )
 
 
 def check_real(value: Any, name: str, within: str = "", why: str = "") -> float:
@@ -185,18 +180,19 @@ def check_lengths(lengths: Any) -> tuple[int, ...]:
         ValueError: fractions of the longest clip, which other toolkits pass with a padded batch.
     """
     entries = lengths.tolist() if hasattr(lengths, "tolist") else lengths
-    if isinstance(entries, list | tuple) and entries and all(map(_is_share, entries)):
-        raise ValueError(
-            f"lengths must count samples, got {list(entries)}, which look like shares of the "
-            "longest. With T the padded length: lengths = (shares * T).round().long()."
-        )
+    if isinstance(entries, list | tuple):
+        # No waveform is as short as a single sample, so numbers in (0, 1] are shares.
+        in_range = [
+            0.0 < float(value) <= 1.0
+            for value in entries
+            if isinstance(value, numbers.Real) and not isinstance(value, bool)
+        ]
+        if all(in_range) and len(in_range) == len(entries) > 0:
+            raise ValueError(
+                f"lengths must count samples, got {list(entries)}, which look like shares of the "
+                "longest. With T the padded length: lengths = (shares * T).round().long()."
+            )
     return whole_numbers(lengths, "lengths")
-
-
-def _is_share(value: object) -> bool:
-    """Whether a number lies in (0, 1]; no waveform is as short as a single sample."""
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return is_number and 0.0 < float(value) <= 1.0  # type: ignore[arg-type]
 
 
 def check_choice(value: str, name: str, choices: Sequence[str]) -> str:

@@ -104,40 +104,24 @@ def _polynomial(z: Tensor, coefficients: Sequence[float]) -> Tensor:
     return total
 
 
-def _exp_excess(z: Tensor) -> Tensor:
-    """h(z) = exp(z) - 1 - z, relatively accurate also near 0."""
-    series = _polynomial(z.clamp(-0.3, 0.3), _EXP_TAIL) * z * z
-    return torch.where(z.abs() < 0.3, series, torch.expm1(z) - z)
-
-
-def _log_ratio(x: Tensor, k: Tensor) -> Tensor:
-    """log(x / k), by log1p near x = k where the quotient would round the difference away."""
-    u = (x - k) / k
-    near = u.abs() < 0.3
-    far = (x / k).clamp_min(_SMALLEST).log()
-    return torch.where(near, torch.log1p(torch.where(near, u, 0.0)), far)
-
-
-def _phi(x: Tensor, k: Tensor) -> Tensor:
-    """phi(u) = u - log(1 + u) at u = x / k - 1.
-
-    Near 0: log(1 + u) = 2 atanh r with r = u / (2 + u), and u - 2 r = u r exactly.
-    """
-    u = (x - k) / k
-    near = u.abs() < 0.3
-    v = torch.where(near, u, 0.0)
-    r = v / (2.0 + v)
-    series = v * r - 2.0 * r**3 * _polynomial(r * r, _ATANH_TAIL)
-    return torch.where(near, series, u - _log_ratio(x, k))
-
-
 def _density(k: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """log D = k log x - x - log Gamma(k), and its derivative log x - psi(k) in k."""
     large = k >= _STIRLING_FROM
     big = torch.where(large, k, _STIRLING_FROM)
+    # log(x / k) and phi(u) = u - log(1 + u) at u = x / k - 1. Near u = 0 the quotient would round
+    # the difference away, so log1p is used, and log(1 + u) = 2 atanh r with r = u / (2 + u), for
+    # which u - 2 r = u r exactly.
+    u = (x - big) / big
+    near = u.abs() < 0.3
+    v = torch.where(near, u, 0.0)
+    r = v / (2.0 + v)
+    log_ratio = torch.where(near, torch.log1p(v), (x / big).clamp_min(_SMALLEST).log())
+    series = v * r - 2.0 * r**3 * _polynomial(r * r, _ATANH_TAIL)
+    phi = torch.where(near, series, u - log_ratio)
+    # Stirling's series for log Gamma and psi.
     inverse, square = 1.0 / big, 1.0 / big**2
     log_gamma_star = inverse * _polynomial(square, _LOG_GAMMA_TAIL)
-    asymptotic = 0.5 * (big.log() - math.log(2 * math.pi)) - big * _phi(x, big) - log_gamma_star
+    asymptotic = 0.5 * (big.log() - math.log(2 * math.pi)) - big * phi - log_gamma_star
     gap = 0.5 * inverse + square * _polynomial(square, _DIGAMMA_TAIL)
 
     low = torch.where(large, 1.0, k)
@@ -145,56 +129,50 @@ def _density(k: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     direct = low * log_x - x - torch.lgamma(low)
     return (
         torch.where(large, asymptotic, direct),
-        torch.where(large, _log_ratio(x, big) + gap, log_x - torch.digamma(low)),
+        torch.where(large, log_ratio + gap, log_x - torch.digamma(low)),
     )
 
 
-def _reach_above(k: Tensor, x: Tensor) -> Tensor:
-    """Upper bound, nearly tight, of the s where (x - k) s + x h(s) reaches the cut.
+def _reach(k: Tensor, x: Tensor, above: Tensor) -> Tensor:
+    """Upper bound, nearly tight, of the s where the exponent of a side's integrand is the cut.
 
-    h(s) >= s^2 / 2 bounds it by the root of a quadratic; s = log1p((cut + k s) / x), the same
-    equation solved for exp(s), then tightens any upper bound.
+    Above, where it is (x - k) s + x h(s), h(s) >= s^2 / 2 gives the root of a quadratic;
+    s = log1p((cut + k s) / x), the same equation solved for exp(s), then tightens any upper bound.
+
+    Below, where it is (k - x) s + x h(-s), h(-s) >= s^2 / (2 + s) gives the positive root of
+    k s^2 - b s - 2 cut with b = cut - 2 (k - x), in a form without cancellation for either sign
+    of b.
     """
     a = x - k
-    reach = 2.0 * _CUT / (a + torch.hypot(a, (2.0 * _CUT * x).sqrt()))
+    reach_above = 2.0 * _CUT / (a + torch.hypot(a, (2.0 * _CUT * x).sqrt()))
     for _ in range(3):
-        reach = torch.minimum(reach, torch.log1p((_CUT + k * reach) / x))
-    return reach
-
-
-def _reach_below(k: Tensor, x: Tensor) -> Tensor:
-    """Same bound as :func:`_reach_above`, for (k - x) s + x h(-s), from h(-s) >= s^2 / (2 + s).
-
-    It is the positive root of k s^2 - b s - 2 cut with b = cut - 2 (k - x), in a form without
-    cancellation for either sign of b.
-    """
+        reach_above = torch.minimum(reach_above, torch.log1p((_CUT + k * reach_above) / x))
     b = _CUT - 2.0 * (k - x)
     root = b.abs() + torch.hypot(b, (8.0 * _CUT * k).sqrt())
-    return torch.where(b > 0, 0.5 * root / k, 4.0 * _CUT / root)
-
-
-def _rule_like(x: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Blocks of nodes and weights, each (points in block, 1, ..., 1), on the device of ``x``.
-
-    The blocks bound the memory of large inputs; small ones take all points at once.
-    """
-    column = (-1,) + (1,) * x.dim()
-    nodes, weights = (devices.upload(values, x.device).view(column) for values in _RULE)
-    block = min(_POINTS, max(1, _BLOCK // max(1, x.numel())))
-    return list(zip(nodes.split(block), weights.split(block), strict=True))
+    reach_below = torch.where(b > 0, 0.5 * root / k, 4.0 * _CUT / root)
+    return torch.where(above, reach_above, reach_below)
 
 
 def _integrals(k: Tensor, x: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
     """log I and <s> of one side: Q where ``above``, else P."""
     side = torch.where(above, torch.ones_like(x), -1.0)
     slope = side * (x - k)
-    reach = torch.where(above, _reach_above(k, x), _reach_below(k, x))
+    reach = _reach(k, x, above)
+    # The points of the rule go first, (points, 1, ..., 1). Blocks of them bound the memory of large
+    # inputs; small ones take all points at once.
+    column = (-1,) + (1,) * x.dim()
+    nodes, weights = (devices.upload(values, x.device).view(column) for values in _RULE)
+    block = min(_POINTS, max(1, _BLOCK // max(1, x.numel())))
     total, moment = torch.zeros_like(x), torch.zeros_like(x)
-    for nodes, weights in _rule_like(x):
-        s = reach * nodes
-        mass = weights * torch.exp(-slope * s - x * _exp_excess(side * s))
+    for node, weight in zip(nodes.split(block), weights.split(block), strict=True):
+        s = reach * node
+        z = side * s
+        # h(z) = exp(z) - 1 - z, by its series near 0 where the difference would cancel.
+        series = _polynomial(z.clamp(-0.3, 0.3), _EXP_TAIL) * z * z
+        h = torch.where(z.abs() < 0.3, series, torch.expm1(z) - z)
+        mass = weight * torch.exp(-slope * s - x * h)
         total += mass.sum(0)
-        moment += (nodes * mass).sum(0)
+        moment += (node * mass).sum(0)
     return reach.log() + total.log(), reach * (moment / total)
 
 
@@ -223,14 +201,6 @@ def _from_lower(p: Tensor, q: Tensor, value_k: Tensor, value_x: Tensor) -> _Tail
     return _Tail(q, value_k, value_x, log, value_k / q, value_x / q)
 
 
-def _log_gamma_one(k: Tensor) -> Tensor:
-    """log Gamma(1 + k) for 0 < k <= 1, relatively accurate as k -> 0."""
-    near = k < 0.1
-    v = torch.where(near, k, 0.0)
-    series = v * _polynomial(v, _LOG_GAMMA_ONE) - torch.log1p(v)
-    return torch.where(near, series, torch.lgamma(1.0 + k))
-
-
 def _by_series(k: Tensor, x: Tensor) -> _Tail:
     """k < 1 and x < 1/2: P = e^w S, S = 1 + k sum_{n>=1} (-x)^n / ((k + n) n!) [DLMF 8.7.1].
 
@@ -243,8 +213,13 @@ def _by_series(k: Tensor, x: Tensor) -> _Tail:
         term = power / (k + n)
         series += term
         series_k += n * term / (k + n)
+    # log Gamma(1 + k), by its series where k is small and lgamma would lose its relative accuracy.
+    small = k < 0.1
+    v = torch.where(small, k, 0.0)
+    log_gamma_small = v * _polynomial(v, _LOG_GAMMA_ONE) - torch.log1p(v)
+    log_gamma = torch.where(small, log_gamma_small, torch.lgamma(1.0 + k))
     log_x = x.log()
-    w = k * log_x - _log_gamma_one(k)
+    w = k * log_x - log_gamma
     scale, total = w.exp(), 1.0 + k * series
     p = scale * total
     q = -torch.expm1(w) - scale * k * series
@@ -257,32 +232,31 @@ def _select(condition: Tensor, yes: _Tail, no: _Tail) -> _Tail:
     return _Tail(*(torch.where(condition, a, b) for a, b in zip(yes, no, strict=True)))
 
 
-def _tail(k: Tensor, x: Tensor) -> _Tail:
-    """Q, log Q and derivatives for any float64 input of one shape: regions, edges, bad input."""
-    good, zero, infinite = (k > 0) & (x >= 0), x == 0, torch.isinf(x)
-    inside = good & ~zero
-    safe_k = torch.where(inside, k, 1.0).clamp(_SMALLEST, _LARGEST)
-    safe_x = torch.where(inside, x, 1.0).clamp_max(_LARGEST)
-    series = (safe_k < 1.0) & (safe_x < 0.5)
-    # Elements of the other region get a harmless argument, so they cannot spoil this one.
-    by_series = _by_series(torch.where(series, safe_k, 0.5), torch.where(series, safe_x, 0.25))
-    by_quadrature = _by_quadrature(*(torch.where(series, 1.0, t) for t in (safe_k, safe_x)))
-    tail = _select(series, by_series, by_quadrature)
-    edge = torch.zeros_like(x)
-    tail = _select(zero, _Tail(edge + 1.0, edge, edge, edge, edge, edge), tail)
-    tail = tail._replace(log=torch.where(infinite, -math.inf, tail.log))
-    nan = torch.full_like(x, math.nan)
-    return _select(good, tail, _Tail(nan, edge, edge, nan, edge, edge))
-
-
 class _GammaTail(torch.autograd.Function):
-    """Q and log Q with the derivatives of ``_tail``; inputs are float64 and of one shape."""
+    """Q and log Q with their derivatives, for any float64 input of one shape.
+
+    ``largest`` are the bounds of the derivatives in k and in x.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(k: Tensor, x: Tensor, largest: Sequence[float]) -> Any:
-        tail = _tail(k, x)
+        good, zero, infinite = (k > 0) & (x >= 0), x == 0, torch.isinf(x)
+        inside = good & ~zero
+        safe_k = torch.where(inside, k, 1.0).clamp(_SMALLEST, _LARGEST)
+        safe_x = torch.where(inside, x, 1.0).clamp_max(_LARGEST)
+        # Two regions. Elements of the other region get a harmless argument, so that they cannot
+        # spoil this one.
+        series = (safe_k < 1.0) & (safe_x < 0.5)
+        by_series = _by_series(torch.where(series, safe_k, 0.5), torch.where(series, safe_x, 0.25))
+        by_quadrature = _by_quadrature(*(torch.where(series, 1.0, t) for t in (safe_k, safe_x)))
+        tail = _select(series, by_series, by_quadrature)
+        # Edges and bad input.
+        edge, nan = torch.zeros_like(x), torch.full_like(x, math.nan)
+        tail = _select(zero, _Tail(edge + 1.0, edge, edge, edge, edge, edge), tail)
+        tail = tail._replace(log=torch.where(infinite, -math.inf, tail.log))
+        tail = _select(good, tail, _Tail(nan, edge, edge, nan, edge, edge))
         slopes = tail.value_k, tail.log_k, tail.value_x, tail.log_x
         limits = largest[0], largest[0], largest[1], largest[1]
         return tail.value, tail.log, *(t.clamp(-m, m) for t, m in zip(slopes, limits))
@@ -304,20 +278,20 @@ class _GammaTail(torch.autograd.Function):
         return *gradients, None
 
 
-def _as_real(value: Tensor | float, companion: Tensor | float, name: str) -> Tensor:
-    device = companion.device if isinstance(companion, Tensor) else None
-    tensor = value if isinstance(value, Tensor) else torch.tensor(value, device=device)
-    if tensor.is_complex():
-        raise TypeError(
-            f"{name} must be real, got dtype {tensor.dtype}: the incomplete gamma function is "
-            f"computed for real arguments only. Pass {name}.real if the imaginary part is zero."
-        )
-    return tensor
-
-
 def both_tails(k: Tensor | float, x: Tensor | float) -> tuple[Tensor, Tensor]:
     """Both :func:`gammaincc` and :func:`log_gammaincc`, from one quadrature."""
-    shape, point = arguments = _as_real(k, x, "k"), _as_real(x, k, "x")
+    arguments = []
+    for name, value, companion in (("k", k, x), ("x", x, k)):
+        if not isinstance(value, Tensor):
+            device = companion.device if isinstance(companion, Tensor) else None
+            value = torch.tensor(value, device=device)
+        if value.is_complex():
+            raise TypeError(
+                f"{name} must be real, got dtype {value.dtype}: the incomplete gamma function is "
+                f"computed for real arguments only. Pass {name}.real if the imaginary part is zero."
+            )
+        arguments.append(value)
+    shape, point = arguments
     if shape.dim() > 0 and point.dim() > 0 and shape.device != point.device:
         raise ValueError(
             f"k and x must lie on one device, got {shape.device} and {point.device}: they cannot "

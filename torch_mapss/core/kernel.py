@@ -51,7 +51,8 @@ class GaussianKernel(torch.autograd.Function):
         scale = torch.where(degenerate, 1.0, factor * median)
         kernel = (squared / -scale[:, None, None]).exp_()
         if valid is not None:
-            kernel = kernel.masked_fill_(~_pairs(valid), 0.0)
+            absent = ~valid
+            kernel.masked_fill_(absent.unsqueeze(-1) | absent.unsqueeze(-2), 0.0)
         count = len(point_groups) // 2
         ctx.save_for_backward(
             x, squared, kernel, scale, lower, upper, degenerate, valid, *point_groups[count:]
@@ -98,7 +99,7 @@ def _tied(squared: Tensor, valid: Tensor | None, middle: Tensor, rounding: Tenso
     """
     low, high = (middle - rounding)[:, None, None], (middle + rounding)[:, None, None]
     tied = (squared >= low).logical_and_(squared <= high)
-    return tied if valid is None else tied.logical_and_(_pairs(valid))
+    return tied if valid is None else tied & valid.unsqueeze(-1) & valid.unsqueeze(-2)
 
 
 def _laplacian(weighted: Tensor, first_row: int, count: int) -> Tensor:
@@ -111,10 +112,6 @@ def _laplacian(weighted: Tensor, first_row: int, count: int) -> Tensor:
     return laplacian
 
 
-def _pairs(valid: Tensor) -> Tensor:
-    return valid.unsqueeze(-1) & valid.unsqueeze(-2)
-
-
 def _distances_and_median(
     x: Tensor, valid: Tensor | None, middle: bool, may_sync: bool
 ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
@@ -123,9 +120,13 @@ def _distances_and_median(
     With ``may_sync`` values are read to find the frames where most points coincide, and these are
     computed accurately too.
     """
-    squared, largest = _gram_distances(x)
+    # |x_i|² + |x_j|² - 2 x_i·x_j
+    gram = x @ x.mT
+    norms = gram.diagonal(dim1=-2, dim2=-1).clone()
+    squared = gram.mul_(-2.0).add_(norms.unsqueeze(-1)).add_(norms.unsqueeze(-2)).clamp_(min=0.0)
+    squared.diagonal(dim1=-2, dim2=-1).zero_()
     lower, upper = middle_of_pairs(squared, valid, middle)
-    imprecise = (lower + upper) / 2.0 < GRAM_RATIO * largest
+    imprecise = (lower + upper) / 2.0 < GRAM_RATIO * norms.amax(-1)
     if may_sync and bool(imprecise.any()):
         frames = imprecise.nonzero()[:, 0]
         # From differences, coincident points are at distance exactly 0.
@@ -135,15 +136,6 @@ def _distances_and_median(
         lower[frames], upper[frames] = middle_of_pairs(squared[frames], present, middle)
         imprecise = torch.zeros_like(imprecise)
     return squared, (lower, upper), imprecise
-
-
-def _gram_distances(x: Tensor) -> tuple[Tensor, Tensor]:
-    """``|x_i|² + |x_j|² - 2 x_i·x_j``, and the largest ``|x_i|²`` of each frame."""
-    gram = x @ x.mT
-    norms = gram.diagonal(dim1=-2, dim2=-1).clone()
-    squared = gram.mul_(-2.0).add_(norms.unsqueeze(-1)).add_(norms.unsqueeze(-2)).clamp_(min=0.0)
-    squared.diagonal(dim1=-2, dim2=-1).zero_()
-    return squared, norms.amax(-1)
 
 
 def middle_of_pairs(squared: Tensor, valid: Tensor | None, middle: bool) -> tuple[Tensor, Tensor]:
@@ -168,26 +160,18 @@ def middle_of_pairs(squared: Tensor, valid: Tensor | None, middle: bool) -> tupl
         outside = torch.full_like(values, torch.inf)
         outside = torch.where(position <= below.unsqueeze(-1), -torch.inf, outside)
         values = torch.where(pair_present, values, outside)
-    lower, following = _ordered_pair(values, rank)
+    next_rank = min(rank, total - 1)
+    if devices.is_accelerator(values.device):
+        # Sorted, since kthvalue and median are not deterministic on accelerators.
+        ordered = values.sort(-1).values
+    else:  # ten times faster than sorting
+        ordered = torch.from_numpy(np.partition(values.numpy(), (rank - 1, next_rank), axis=-1))
+    lower, following = ordered[..., rank - 1].clone(), ordered[..., next_rank].clone()
     if not middle or odd is True:
         return lower, lower
     if isinstance(odd, Tensor):  # without any pair both are infinite
         following = torch.where(odd | ~torch.isfinite(following), lower, following)
     return lower, following
-
-
-def _ordered_pair(values: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """The ``rank``-th smallest value (from 1) in each row of (F, n), and the next one.
-
-    On the CPU by NumPy's partition, ten times faster than sorting; elsewhere by sorting, as
-    kthvalue and median are not deterministic on accelerators.
-    """
-    next_rank = min(rank, values.shape[-1] - 1)
-    if devices.is_accelerator(values.device):
-        ordered = values.sort(-1).values
-    else:
-        ordered = torch.from_numpy(np.partition(values.numpy(), (rank - 1, next_rank), axis=-1))
-    return ordered[..., rank - 1].clone(), ordered[..., next_rank].clone()
 
 
 def gaussian_kernel(
@@ -200,26 +184,21 @@ def gaussian_kernel(
     """Gaussian kernel and D² (F, N, N), and two masks (F,): zero bandwidth, imprecise D².
 
     Args:
-        x: points (F, N, M); modified in place (centred).
+        x: points (F, N, M); modified in place (centred, absent points zero).
         point_groups: the tensors (F, n, M) that ``x`` was joined from; gradients go to them.
         valid: (F, N) bool, points that are present; None: all.
         may_sync: whether values may be read.
         reference: use the released implementation's exp(-D²/(2 σ²)) and lower middle value.
     """
-    anchors = (group[:0].clone() for group in point_groups)
-    return GaussianKernel.apply(
-        centre(x, valid), valid, 1.0 + reference, not reference, may_sync, *point_groups, *anchors
-    )
-
-
-def centre(points: Tensor, valid: Tensor | None) -> Tensor:
-    """Subtract the frame's mean from its points, to keep inner products small; absent points: zero.
-
-    In place. The kernel does not change when a frame is shifted, so no gradient is needed here.
-    """
+    # Centring keeps inner products small. The kernel does not change when a frame is shifted, so no
+    # gradient is needed here.
     if valid is None:
-        return points.sub_(points.mean(-2, keepdim=True))
-    absent = ~valid.unsqueeze(-1)
-    points.masked_fill_(absent, 0.0)
-    points.sub_(points.sum(-2, keepdim=True) / valid.sum(-1).clamp(min=1)[:, None, None])
-    return points.masked_fill_(absent, 0.0)
+        x.sub_(x.mean(-2, keepdim=True))
+    else:
+        absent = ~valid.unsqueeze(-1)
+        x.masked_fill_(absent, 0.0)
+        x.sub_(x.sum(-2, keepdim=True) / valid.sum(-1).clamp(min=1)[:, None, None])
+        x.masked_fill_(absent, 0.0)
+    factor, middle = 1.0 + reference, not reference
+    anchors = (group[:0].clone() for group in point_groups)
+    return GaussianKernel.apply(x, valid, factor, middle, may_sync, *point_groups, *anchors)

@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,39 +30,29 @@ _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 
 def eigh(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues (F, n), ascending, and eigenvectors (F, n, n) of symmetric (F, n, n)."""
-
-    def decompose(batch: Tensor) -> tuple[Tensor, Tensor]:
-        values, vectors = torch.linalg.eigh(batch)
-        return values, vectors.mT  # LAPACK writes columns; rows are contiguous and cheap to join
-
-    values, rows = _in_parts(decompose, matrices)
-    return values, rows.mT
+    parts = _in_parts(torch.linalg.eigh, matrices)
+    # LAPACK writes columns, so the rows of the transposed vectors are contiguous: cheap to join.
+    rows = torch.cat([vectors.mT for _, vectors in parts])
+    return torch.cat([values for values, _ in parts]), rows.mT
 
 
 def eigvalsh(matrices: Tensor) -> Tensor:
     """Eigenvalues (F, n), ascending, of symmetric (F, n, n)."""
-    (values,) = _in_parts(lambda batch: (torch.linalg.eigvalsh(batch),), matrices)
-    return values
+    return torch.cat(_in_parts(torch.linalg.eigvalsh, matrices))
 
 
-def _in_parts(
-    decompose: Callable[[Tensor], tuple[Tensor, ...]], matrices: Tensor
-) -> tuple[Tensor, ...]:
+def _in_parts(decompose: Callable[[Tensor], Any], matrices: Tensor) -> list[Any]:
+    """Results of ``decompose`` for consecutive parts of ``matrices``, one part per thread."""
     matrices = matrices.detach()
     allowed = torch.get_num_threads()
     threads = min(allowed, len(matrices) // LEAST_PART)
     if matrices.device.type != "cpu" or threads < 2 or single_core_setup() is None:
-        return decompose(matrices)
-    batches = matrices.split(-(-len(matrices) // threads))
-    decompositions = list(_pool(allowed).map(decompose, batches))
-    return tuple(torch.cat(pieces) for pieces in zip(*decompositions))
-
-
-def _pool(threads: int) -> ThreadPoolExecutor:
-    key = os.getpid(), threads
-    if key not in _pools:
-        _pools[key] = ThreadPoolExecutor(threads, "torch_mapss", initializer=single_core_setup())
-    return _pools[key]
+        return [decompose(matrices)]
+    pool = _pools.get((os.getpid(), allowed))
+    if pool is None:
+        pool = ThreadPoolExecutor(allowed, "torch_mapss", initializer=single_core_setup())
+        _pools[os.getpid(), allowed] = pool
+    return list(pool.map(decompose, matrices.split(-(-len(matrices) // threads))))
 
 
 @functools.cache

@@ -14,28 +14,30 @@ from torch_mapss.core.diffusion_map import Embedding
 RIDGE = 1e-6  # ε of [eq:ps_distance]
 
 
-def ridge_factor(deviations: Tensor, count: Tensor) -> Tensor:
+def ridge_factor(scatter: Tensor, count: Tensor, ridge: Tensor | float = RIDGE) -> Tensor:
     """Cholesky factor of the ridge covariance of each cluster.
 
     Args:
-        deviations: (..., n, D) points minus their centre; rows of absent points are zero.
+        scatter: (..., D, D) ΣΔΔᵀ over the points of the cluster, Δ their deviations from its
+            centre.
         count: (...) divisor: number of points minus one, at least 1.
+        ridge: ε, a number or (..., D), one for each coordinate.
 
     Returns:
         (..., D, D) lower triangular L, LLᵀ = ΣΔΔᵀ/count + εI.
     """
-    return scatter_factor(deviations.mT @ deviations, count)
-
-
-def scatter_factor(scatter: Tensor, count: Tensor, ridge: Tensor | float = RIDGE) -> Tensor:
-    """Like :func:`ridge_factor`, from scatter ΣΔΔᵀ (..., D, D); ``ridge``: number or (..., D)."""
     covariance = scatter / count[..., None, None]
     covariance.diagonal(dim1=-2, dim2=-1).add_(ridge)
     return torch.linalg.cholesky_ex(covariance).L
 
 
-class _SquaredDistances(torch.autograd.Function):
-    """y_r = Δ_rᵀ A⁻¹ Δ_r with A = XᵀX/n + εI, for rows X and right sides Δ.
+class ClusterDistances(torch.autograd.Function):
+    """Squared distances to a cluster under its ridge covariance [eq:ps_distance].
+
+    ``ClusterDistances.apply(deviations, count, rights)`` is y_r = Δ_rᵀ A⁻¹ Δ_r (..., R) with
+    A = XᵀX/n + εI. ``deviations`` (..., n, D) are the rows X: the points of the cluster minus its
+    centre, 0 where a point is absent. ``count`` (...) is the divisor n, at least 1. ``rights``
+    (..., R, D) are the vectors Δ to measure.
 
     With z_r = A⁻¹Δ_r, dy_r = 2 z_rᵀ dΔ_r - z_rᵀ dA z_r and z_rᵀ dA z_r = (2/n) (X z_r)ᵀ dX z_r:
     one more triangular solve gives both gradients, without the derivative of the factor.
@@ -43,7 +45,7 @@ class _SquaredDistances(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, deviations: Tensor, count: Tensor, rights: Tensor) -> Tensor:
-        factor = ridge_factor(deviations, count)
+        factor = ridge_factor(deviations.mT @ deviations, count)
         whitened = torch.linalg.solve_triangular(factor, rights.mT, upper=False)
         ctx.save_for_backward(deviations, count, factor, whitened)
         return whitened.square().sum(-2)
@@ -56,20 +58,6 @@ class _SquaredDistances(torch.autograd.Function):
         of_rights = (z * (2.0 * grad.unsqueeze(-2))).mT
         of_deviations = (deviations @ z) @ of_rights / -count[..., None, None]
         return of_deviations, None, of_rights
-
-
-def cluster_distances(deviations: Tensor, count: Tensor, rights: Tensor) -> Tensor:
-    """Squared distance of ``rights`` under the ridge covariance of a cluster [eq:ps_distance].
-
-    Args:
-        deviations: (..., n, D), as in :func:`ridge_factor`.
-        count: (...), as in :func:`ridge_factor`.
-        rights: (..., R, D) vectors to measure.
-
-    Returns:
-        (..., R), differentiable in ``deviations`` and ``rights``.
-    """
-    return _SquaredDistances.apply(deviations, count, rights)
 
 
 def squared_mahalanobis(factor: Tensor, deviations: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_mapss.core.diffusion_map import Embedding, read_map
 from torch_mapss.core.gamma import both_tails
-from torch_mapss.core.mahalanobis import RIDGE, cluster_distances, rounding_floor
+from torch_mapss.core.mahalanobis import RIDGE, ClusterDistances, rounding_floor
 from torch_mapss.core.points import Points, presence, scored_outputs, split_points
 from torch_mapss.core.settings import Settings
 
@@ -82,7 +82,7 @@ def of_match(embedding: Embedding, points: Points, settings: Settings) -> dict[s
     """
     deviations, output, present, count = attributed_deviations(embedding, points)
     offsets = torch.cat([deviations, output.unsqueeze(-2)], -2)
-    squared = cluster_distances(deviations, (count - 1).clamp(min=1), offsets)
+    squared = ClusterDistances.apply(deviations, (count - 1).clamp(min=1), offsets)
     floor = rounding_floor(embedding).unsqueeze(-1)
     g, a = squared[..., :-1], squared[..., -1]
     a = torch.where(a <= floor, 0.0, a)

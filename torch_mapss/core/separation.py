@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torch_mapss.core.autograd import safe_sqrt
 from torch_mapss.core.diffusion_map import Embedding, read_map
-from torch_mapss.core.mahalanobis import RIDGE, cluster_distances
+from torch_mapss.core.mahalanobis import RIDGE, ClusterDistances
 from torch_mapss.core.points import Points, presence, scored_outputs, split_points
 from torch_mapss.core.settings import Settings
 
@@ -58,7 +58,7 @@ def of_separation(embedding: Embedding, points: Points, settings: Settings) -> d
     active, present = presence(points)
     mean, deviations, divisor = cluster_statistics(clusters, present)
     delta = outputs.unsqueeze(-3) - mean.unsqueeze(-2)  # (F, S, S', D)
-    squared = cluster_distances(deviations, divisor, delta).mT  # (F, S', S)
+    squared = ClusterDistances.apply(deviations, divisor, delta).mT  # (F, S', S)
     cluster = own_and_nearest(squared.detach(), active, points)
     # Picked by a one-hot sum: its backward is deterministic on every device.
     source_index = torch.arange(points.sources, device=squared.device)

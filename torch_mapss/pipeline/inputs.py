@@ -122,7 +122,7 @@ def as_batch(x: object, name: str) -> Tensor:
             f"{name} must be a tensor of shape {accepted}, got {type(x).__name__}. Convert it "
             "with torch.as_tensor, or use torch_mapss.evaluate for arrays and files."
         )
-    checks.check_plain(x, name)
+    checks.check_floating(x, name)
     hint = None if x.ndim in (2, 3) else "."
     if x.ndim == 4:
         hint = f". Channels are not sources: mix them down first, e.g. {name}.mean(channel_axis)."
