@@ -45,7 +45,7 @@ from torch_mapss.bounds.bootstrap import bootstrap_match, bootstrap_separation, 
 from torch_mapss.bounds.match import match_widths
 from torch_mapss.bounds.separation import separation_widths
 from torch_mapss.bounds.settings import BoundSettings
-from torch_mapss.core.diffusion_map import Embedding
+from torch_mapss.core.diffusion_map import FrameMaps
 from torch_mapss.core.gamma import gammaincc
 from torch_mapss.core.mahalanobis import RIDGE
 from torch_mapss.core.points import Points
@@ -72,7 +72,7 @@ PM_ROWS = {"derived, box not cut": BoundSettings(convention="derived", cap=math.
 class Sample(NamedTuple):
     """Frames and the scores with true statistics."""
 
-    embedding: Embedding
+    maps: FrameMaps
     truth: Tensor  # (F, 2)
 
 
@@ -100,13 +100,20 @@ def spectrum(dimension: int) -> Tensor:
     return 1.0 / torch.arange(1, dimension + 1, dtype=torch.float64)
 
 
-def as_embedding(outputs: Tensor, clusters: Tensor) -> Embedding:
+def as_maps(outputs: Tensor, clusters: Tensor) -> FrameMaps:
     frames, _, _, dimension = clusters.shape
     points = torch.cat([outputs, clusters[:, :, 0], clusters[:, :, 1:].flatten(1, 2)], 1)
     nothing = torch.zeros(frames, 1, 1, dtype=torch.float64)
-    count = torch.full((frames,), dimension)
-    no_map = torch.zeros(frames, dtype=torch.bool)
-    return Embedding(points, count, nothing, no_map, again=torch.tensor(False))
+    return FrameMaps(
+        coordinates=points,
+        dimension=torch.full((frames,), dimension),
+        eigenvalues=nothing[:, 0],
+        stationary=nothing[:, 0],
+        squared_distances=nothing,
+        degenerate=torch.zeros(frames, dtype=torch.bool),
+        needs_values=torch.tensor(False),
+        all_coordinates=points,
+    )
 
 
 def separation_sample(kind: str, frames: int, dimension: int, seed: int) -> Sample:
@@ -122,7 +129,7 @@ def separation_sample(kind: str, frames: int, dimension: int, seed: int) -> Samp
     delta = outputs.unsqueeze(2) - mean.unsqueeze(1)  # output, cluster
     distance = (delta.square() / (root.square() + RIDGE)).sum(-1).sqrt()
     own, foreign = distance.diagonal(dim1=1, dim2=2), distance.flip(2).diagonal(dim1=1, dim2=2)
-    return Sample(as_embedding(outputs, clusters), foreign / (own + foreign))
+    return Sample(as_maps(outputs, clusters), foreign / (own + foreign))
 
 
 def match_sample(kind: str, frames: int, dimension: int, seed: int) -> Sample:
@@ -138,7 +145,7 @@ def match_sample(kind: str, frames: int, dimension: int, seed: int) -> Sample:
     mean, spread = share.sum(), (KURTOSIS[kind] - 1.0) * share.square().sum()
     a = (outputs.square() / (variance + RIDGE)).sum(-1)
     truth = gammaincc((mean.square() / spread).expand_as(a), a * mean / spread)
-    return Sample(as_embedding(outputs, clusters), truth)
+    return Sample(as_maps(outputs, clusters), truth)
 
 
 def half_widths(measure: str, sample: Sample, draws: int) -> dict[str, list[Tensor]]:
@@ -152,10 +159,10 @@ def half_widths(measure: str, sample: Sample, draws: int) -> dict[str, list[Tens
     for name, options in (ROWS | (PS_ROWS if measure == "PS" else PM_ROWS)).items():
         graph = Settings(convention="reference" if name == "reference" else "paper")
         found[name] = [
-            kernel(sample.embedding, record, graph, options._replace(confidence=c))[1]
+            kernel(sample.maps, record, graph, options._replace(confidence=c))[1]
             for c in CONFIDENCES
         ]
-    score, resampled = resample(sample.embedding, record, Settings(), draws, 0)
+    score, resampled = resample(sample.maps, record, Settings(), draws, 0)
     found["bootstrap"] = [half_width(resampled, score, c) for c in CONFIDENCES]
     found["score"] = [score]
     return found

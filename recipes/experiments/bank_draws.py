@@ -31,7 +31,7 @@ KINDS = ("clearance", "fidelity")
 
 def drawn(points: Points, size: int, generator: torch.Generator) -> Points:
     """The points with ``size`` of their members."""
-    index = torch.randperm(points.members, generator=generator)[:size]
+    index = torch.randperm(points.distortions.shape[2], generator=generator)[:size]
     mask = None if points.mask is None else points.mask[:, :, index]
     return points._replace(distortions=points.distortions[:, :, index], mask=mask)
 
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> list[list[str]]:
                 lines.append(
                     [encoder, str(size), kind, *cells, f"{100 * float(held.mean()):.1f} %"]
                 )
-    frames = sum(points.frames for points in every)
+    frames = sum(len(points.outputs) for points in every)
     about = f"{frames} frames of {len(every)} outputs of `{options.manifest.parent.name}`,"
     about += f" {DRAWS} draws, half-widths of {BOUNDED} of them; nominal 95 %."
     head = toolkit.page_head("Other draws of the distortions", __file__, arguments, about)

@@ -121,7 +121,7 @@ def without_map(points: Points) -> tuple[Tensor, Tensor, Tensor]:
     foreign = (everyone if points.active is None else points.active).clone()
     foreign[:, source] = False
     targets = points.references
-    if points.others is not None and points.sources > 2:
+    if points.others is not None and points.references.shape[1] > 2:
         targets = torch.cat([targets, points.others[:, source : source + 1]], 1)
         foreign = torch.cat([foreign, foreign.sum(-1, keepdim=True) >= 2], -1)
     own = points.references[:, source].double()

@@ -31,7 +31,7 @@ from torch_mapss.bounds.settings import named_settings
 from torch_mapss.core.diffusion_map import embed
 from torch_mapss.core.gamma import gammaincc
 from torch_mapss.core.mahalanobis import ridge_factor
-from torch_mapss.core.match import moments
+from torch_mapss.core.match import gamma_parameters, moments
 from torch_mapss.core.points import Points, presence, split_points
 from torch_mapss.core.separation import cluster_statistics
 from torch_mapss.core.settings import Settings
@@ -53,8 +53,8 @@ def _points(points: Sequence[Tensor]) -> Points:
     return Points(*points, tuple(range(points[0].shape[-2])))
 
 
-def _embedding(points: Sequence[Tensor], energy: float = 0.99):
-    return embed(_points(points), Settings(energy=energy), discarded=True)
+def _maps(points: Sequence[Tensor], energy: float = 0.99):
+    return embed(_points(points), Settings(energy=energy), complete=True)
 
 
 @pytest.mark.parametrize("case", released.CASES)
@@ -130,11 +130,11 @@ def test_bartlett_agrees_with_the_oracle(case: str) -> None:
     frame = oracle.embed_frame(*released.embeddings(released.CASES[case]))
     assert frame is not None
     frames = [x[None] for x in _frame(case)]
-    embedding, record = _embedding(frames), _points(frames)
-    _, clusters = split_points(embedding.coordinates, record)
+    maps, record = _maps(frames), _points(frames)
+    _, clusters = split_points(maps.coordinates, record)
     _, present = presence(record)
-    lags = effective.lag_correlations(clusters, present, embedding.dimension)[0]
-    total = effective.bartlett_sum(clusters, present, embedding.dimension)[0]
+    lags = effective.lag_correlations(clusters, present, maps.dimension)[0]
+    total = effective.bartlett_sum(clusters, present, maps.dimension)[0]
     for j in frame.sources:
         cluster = frame.map.retained[frame.cluster_rows(j)]
         n = len(cluster)
@@ -149,13 +149,13 @@ def test_bartlett_agrees_with_the_oracle(case: str) -> None:
 def test_schur_identity(energy: float) -> None:
     """Retained + discarded = the ridge distance over all coordinates, every point and cluster."""
     points = clouds(6, sources=3, distortions=20, features=16, seed=5)
-    record, embedding = _points(points), _embedding(points, energy)
-    full = schur.whole_space(embedding)
-    _, clusters = split_points(full.coordinates, record)
+    record, maps = _points(points), _maps(points, energy)
+    coordinates = maps.all_coordinates
+    _, clusters = split_points(coordinates, record)
     _, present = presence(record)
     mean, deviations, divisor = cluster_statistics(clusters, present)
-    delta = full.coordinates.unsqueeze(1) - mean.unsqueeze(2)  # every point to every cluster
-    retained = schur.is_retained(embedding, delta.shape[-1])
+    delta = coordinates.unsqueeze(1) - mean.unsqueeze(2)  # every point to every cluster
+    retained = schur.is_retained(maps, delta.shape[-1])
     scatter = deviations.mT @ deviations
     inner, discarded = schur.schur_parts(ridge_factor(scatter, divisor), delta, retained)
     covariance = scatter / divisor[..., None, None]
@@ -163,7 +163,7 @@ def test_schur_identity(energy: float) -> None:
     direct = (delta * torch.linalg.solve(ridged, delta.mT).mT).sum(-1)
     torch.testing.assert_close(inner + discarded, direct, rtol=1e-9, atol=0.0)
     assert float(discarded.amin()) >= 0.0
-    d = int(embedding.dimension[0])
+    d = int(maps.dimension[0])
     head = delta[0, ..., :d]
     alone = torch.linalg.solve(ridged[0, :, :d, :d], head.mT).mT
     torch.testing.assert_close(inner[0], (head * alone).sum(-1), rtol=1e-9, atol=0.0)
@@ -171,15 +171,13 @@ def test_schur_identity(energy: float) -> None:
 
 def _full_scores(points: Sequence[Tensor], energy: float) -> tuple[Tensor, ...]:
     """PS and PM over all coordinates (j* as it is), and over the retained ones."""
-    record, embedding = _points(points), _embedding(points, energy)
-    sides = separation.separation_sides(embedding, record, Settings())
-    a, b = (sides.distance.square() + sides.discarded).sqrt().unbind(-1)
-    match_scores = match.match_parts(embedding, record, Settings())
-    mean, variance = moments(
-        match_scores.g + match_scores.gaps, match_scores.present, match_scores.members
-    )
-    fit = match.gamma(mean, variance)
-    return b / (a + b), gammaincc(fit.k, (match_scores.a + match_scores.gap_a) / fit.theta)
+    record, maps = _points(points), _maps(points, energy)
+    distance, discarded, _ = separation.separation_sides(maps, record, Settings())
+    a, b = (distance.square() + discarded).sqrt().unbind(-1)
+    fit = match.match_fit(maps, record, Settings())
+    mean, variance = moments(fit.g + fit.gaps, fit.present, fit.members)
+    k, theta = gamma_parameters(mean, variance)
+    return b / (a + b), gammaincc(k, (fit.a + fit.gap_a) / theta)
 
 
 @pytest.mark.parametrize("energy", [0.8, 0.95, 0.99])
@@ -225,7 +223,7 @@ def test_two_corners_are_the_maximum_of_all_eight() -> None:
 
 
 @pytest.mark.parametrize("time", [1.0, 3.0])
-def test_truncation_of_the_embedding(time: float) -> None:
+def test_truncation_of_the_maps(time: float) -> None:
     points = torch.cat([x.flatten(1, -2) for x in clouds(4, seed=9)], 1)
     mask = torch.ones(4, points.shape[1], dtype=torch.bool)
     mask[2, 5:9] = False
@@ -308,14 +306,14 @@ def test_bootstrap_against_copies_of_the_points(measure: str) -> None:
     """Counts as weights give the score of an actually resampled cluster on the same map."""
     ours, _ = MEASURES[measure]
     points = clouds(2, sources=3, distortions=9, seed=11)
-    embedding, record = _embedding(points), _points(points)
+    maps, record = _maps(points), _points(points)
     present = torch.ones(2, 3, 9, dtype=torch.bool)
     counts = bootstrap.resampled_counts(present, 6, seed=5)
     boot = {"ps": bootstrap.bootstrap_separation, "pm": bootstrap.bootstrap_match}
-    score, draws = boot[measure](embedding, record, Settings(), 6, 5)
+    score, draws = boot[measure](maps, record, Settings(), 6, 5)
     direct = {"ps": F.perceptual_separation, "pm": F.perceptual_match}[measure](*points)
     torch.testing.assert_close(score, direct, rtol=1e-9, atol=1e-12)
-    psi = embedding.coordinates.numpy()
+    psi = maps.coordinates.numpy()
     for r, f in itertools.product(range(6), range(2)):
         expected = _resampled_score(psi[f], counts[r, 0].numpy(), measure)
         np.testing.assert_allclose(draws[r, f].numpy(), expected, rtol=1e-7, atol=1e-10)

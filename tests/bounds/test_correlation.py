@@ -208,7 +208,7 @@ def test_jitter_is_seeded_and_the_same_in_a_batch() -> None:
         torch.testing.assert_close(single[:3], tuple(x[row] for x in batch[:3]))
     reseeded = correlation.correlation_bounds(v, h, h, m, seed=3, **jittered)
     torch.testing.assert_close(reseeded.half_width, batch.half_width, atol=0.06, rtol=0)
-    assert batch.systems.tolist() == [5, 4, 5, 5]
+    assert batch.counted.tolist() == [5, 4, 5, 5]
 
 
 @pytest.mark.parametrize("method", correlation.METHODS)
@@ -218,7 +218,7 @@ def test_absent_systems_were_never_there(method: str) -> None:
     left = [0, 2, 3, 5, 6]
     bounds = correlation.correlation_bounds(v, b, h, m, method=method, draws=1)
     alone = correlation.correlation_bounds(*(x[left] for x in (v, b, h, m)), method=method, draws=1)
-    assert bounds.systems == 5
+    assert bounds.counted == 5
     torch.testing.assert_close(bounds[:2], alone[:2])
     function = {"pearson": correlation.pearson, "spearman": correlation.spearman}[method]
     torch.testing.assert_close(function(v, m), bounds.value)

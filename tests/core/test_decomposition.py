@@ -409,8 +409,8 @@ def test_half_width_of_an_utterance_by_hand():
                         graphs, _ = output_graphs(points, True)
                         keep = graphs.present.clone()
                         keep[:, 3 + 4 * source + member] = False
-                        ratios = decomposed(graphs, keep.unsqueeze(1), 1.0, 1)
-                        frames.append(float(getattr(ratios, name)[output, 0]))
+                        scores = decomposed(graphs, keep.unsqueeze(1), 1.0, 1)
+                        frames.append(float(scores[name][output, 0]))
                     squared = np.square(1.0 - np.array(frames)).mean()
                     mean = np.mean(frames) if name == "clearance" else 1.0 - np.sqrt(squared)
                     pooled.append(mean)

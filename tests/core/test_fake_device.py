@@ -16,6 +16,8 @@ from torch import Tensor
 from torch_mapss import functional as F
 from torch_mapss.bounds import diagnostics, utterance
 from torch_mapss.core import frame_batches
+from torch_mapss.core.points import Points
+from torch_mapss.core.settings import Settings
 
 FRAMES, SOURCES, DISTORTIONS, FEATURES = 5, 3, 6, 4
 SCORES: dict[str, Callable[..., Any]] = {
@@ -68,12 +70,17 @@ def test_absent_sources_and_distortions() -> None:
 def test_recomputed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     points = SOURCES * (DISTORTIONS + 2)
     two = 2 * 8 * (2 * points * FEATURES + 8 * points**2)
-    assert frame_batches.frames_per_batch(points, FEATURES, two) == 2
     monkeypatch.setattr(frame_batches, "ACCELERATOR_BATCHES", 1)
     monkeypatch.setattr(frame_batches, "BATCH_BYTES", two)
     monkeypatch.setattr(frame_batches, "GRAPH_BYTES", 0)
     with fake_device():
         arguments = cloud()
+        batches = frame_batches.start(
+            Points(*arguments, tuple(range(SOURCES))),
+            Settings(),
+            lambda *_: ({}, torch.tensor(False)),
+        )
+        assert len(batches) == 3  # of two frames
         assert_there(F.perceptual_separation(*arguments), *arguments)
 
 

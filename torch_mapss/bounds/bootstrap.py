@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torch_mapss.core.diffusion_map import Embedding
+from torch_mapss.core import devices
+from torch_mapss.core.diffusion_map import FrameMaps
 from torch_mapss.core.gamma import gammaincc
 from torch_mapss.core.mahalanobis import RIDGE, ridge_factor, rounding_floor, squared_mahalanobis
-from torch_mapss.core.match import attributed_deviations, gamma, is_collapsed, moments
+from torch_mapss.core.match import attributed_deviations, gamma_parameters, is_collapsed, moments
 from torch_mapss.core.points import Points, presence, split_points
 from torch_mapss.core.separation import cluster_statistics, own_and_nearest, ratio
 from torch_mapss.core.settings import Settings
@@ -89,10 +90,10 @@ def _weighted_scatter(weights: Tensor, deviations: Tensor) -> Tensor:
 
 
 def bootstrap_separation(
-    embedding: Embedding, points: Points, settings: Settings, draws: int, seed: int
+    maps: FrameMaps, points: Points, settings: Settings, draws: int, seed: int
 ) -> tuple[Tensor, Tensor]:
     """PS (F, S') of the original clusters, and of every draw (R, F, S')."""
-    outputs, clusters = split_points(embedding.coordinates, points)
+    outputs, clusters = split_points(maps.coordinates, points)
     active, present = presence(points)
     centre, deviations, divisor = cluster_statistics(clusters, present)
     counts = pad(resampled_counts(present[..., 1:], draws, seed), (1, 0), value=1.0)
@@ -128,19 +129,19 @@ def _resampled_distances(
 
 
 def bootstrap_match(
-    embedding: Embedding, points: Points, settings: Settings, draws: int, seed: int
+    maps: FrameMaps, points: Points, settings: Settings, draws: int, seed: int
 ) -> tuple[Tensor, Tensor]:
     """PM (F, S') of the original clusters, and of every draw (R, F, S').
 
     Draws whose resampled cluster is collapsed (all squared distances equal) have no fit; as in the
     score, PM is then 1 if the output coincides with its reference, else 0.
     """
-    deviations, output, present, count = attributed_deviations(embedding, points)
+    deviations, output, present, count = attributed_deviations(maps.coordinates, points)
     members = presence(points)[1][..., 1:]
-    counts = points.of_outputs(resampled_counts(members, draws, seed), 2)
+    counts = devices.select(resampled_counts(members, draws, seed), points.attributed, 2)
     rows = torch.cat([deviations, output.unsqueeze(-2)], -2)
     ridge = RIDGE if settings.convention == "reference" else 0.0
-    floor = rounding_floor(embedding).unsqueeze(-1)
+    floor = rounding_floor(maps.coordinates, settings).unsqueeze(-1)
 
     def scores(weights: Tensor) -> Tensor:
         factor = ridge_factor(_weighted_scatter(weights, deviations), (count - 1).clamp(min=1))
@@ -149,8 +150,9 @@ def bootstrap_match(
         a = torch.where(a <= floor, 0.0, a) + ridge
         mean, variance = moments(squared[..., :-1] + ridge, weights, count)
         collapsed = is_collapsed(mean, variance, floor, settings)
-        fit = gamma(*(torch.where(collapsed, 1.0, x) for x in (mean, variance)))
-        score = gammaincc(fit.k, a / fit.theta)  # [eq:pm_gamma_mm_short]
+        mean, variance = (torch.where(collapsed, 1.0, x) for x in (mean, variance))
+        k, theta = gamma_parameters(mean, variance)
+        score = gammaincc(k, a / theta)  # [eq:pm_gamma_mm_short]
         return torch.where(collapsed, (a <= 0.0).to(score.dtype), score)
 
     blocks = _blocks(counts, len(output), rows.shape[-1])

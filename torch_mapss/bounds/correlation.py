@@ -43,23 +43,14 @@ _BLOCK = 2**22
 
 
 class CorrelationBounds(NamedTuple):
-    """A correlation of scores with ratings, and its error bounds."""
+    """A correlation of scores with ratings, or the mean of several, and its error bounds."""
 
     value: Tensor  # (...) the correlation
-    radius: Tensor  # (...) from the radii of the scores
-    half_width: Tensor  # (...) from their half-widths, at the same confidence
+    radius: Tensor  # (...) from the radii of the scores; of a mean [eq:scenario_bias]
+    half_width: Tensor  # (...) at the confidence of the scores'; [eq:scenario_halfwidth_pcc]
     total: Tensor  # (...) radius + half-width
-    systems: Tensor  # (...) int64, number of systems with both a score and a rating
-
-
-class ScenarioBounds(NamedTuple):
-    """Mean correlation over the trials and sources of a scenario."""
-
-    value: Tensor  # (...)
-    radius: Tensor  # (...) [eq:scenario_bias]
-    half_width: Tensor  # (...) [eq:scenario_halfwidth_pcc]
-    total: Tensor  # (...)
-    counted: Tensor  # (...) int64, number of trials and sources that were defined
+    # (...) int64: systems with both a score and a rating; of a mean, correlations that are defined.
+    counted: Tensor
 
 
 # --------------------------------------------------------------------------------------------
@@ -330,7 +321,7 @@ def _jittered_width(
 @torch.no_grad()
 def scenario_bounds(
     values: Tensor, radii: Tensor, half_widths: Tensor, correlation: Tensor | float = 0.0
-) -> ScenarioBounds:
+) -> CorrelationBounds:
     """Mean over trials and sources, and its bounds [eq:scenario_bias], [eq:scenario_halfwidth_pcc].
 
     Radii average; half-widths add in squares between trials, and within a trial with the
@@ -344,7 +335,7 @@ def scenario_bounds(
             estimates it. 0 treats the sources as independent, 1 gives the widest bound.
 
     Returns:
-        :class:`ScenarioBounds` of (...) tensors; NaN where nothing is defined.
+        :class:`CorrelationBounds` of (...) tensors; NaN where nothing is defined.
 
     Raises:
         TypeError: not floating point.
@@ -373,4 +364,4 @@ def scenario_bounds(
     pairs = h.sum(-1).square() - squares  # 2 Σ_{i<j} h_i h_j
     variance = (squares + rho * pairs).clamp(min=0.0).sum(-1)
     width = variance.sqrt() / count
-    return ScenarioBounds(value, radius, width, radius + width, count)
+    return CorrelationBounds(value, radius, width, radius + width, count)

@@ -20,32 +20,28 @@ the number of frames, as it would if each frame drew its own distortions.
 from __future__ import annotations
 
 from statistics import NormalDist
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torch_mapss.bounds.settings import BoundSettings
-from torch_mapss.core.decomposition import Graphs, decomposed, scored_graphs, spread
-from torch_mapss.core.frame_batches import Score, Scored
+from torch_mapss.core.decomposition import Graphs, checked_steps, decomposed, output_graphs, spread
+from torch_mapss.core.frame_batches import Scored, ScoreFunction
 from torch_mapss.core.points import Points
 from torch_mapss.core.settings import Settings
 
 BATCH_BYTES = 2**26  # working memory for all versions of a batch of graphs
 
 
-class LeftOut(NamedTuple):
-    """Scores of frames with each member of the bank left out, or their sums over frames."""
-
-    # (..., S', S, P) each
-    clearance_left_out: Tensor  # 0 where clearance is undefined
-    distortion_left_out: Tensor  # squares of 1 - F; 0 where fidelity is undefined
-    members_left_out: Tensor  # bool, present in the graph; or the number of such frames
+#: Names of the scores of frames with each member of the bank left out, (..., S', S, P) each:
+#: clearance, 0 where it is undefined; the square of 1 - F, 0 where fidelity is undefined; and bool,
+#: whether the member is present in the graph.
+LEFT_OUT = ("clearance_left_out", "distortion_left_out", "members_left_out")
 
 
 def decomposition_errors(
     options: BoundSettings, *, scores: bool = False, left_out: bool = False
-) -> Score:
+) -> ScoreFunction:
     """Make a score function for radius (0) and tail of clearance and fidelity, (F, S') each.
 
     0 where the score is undefined.
@@ -54,54 +50,58 @@ def decomposition_errors(
         options: checked options, of which ``confidence`` is used.
         scores: also return the result of
             :func:`torch_mapss.core.decomposition.decomposition_scores`.
-        left_out: also return the fields of :class:`LeftOut`, for the half-width of an utterance.
+        left_out: also return the scores of ``LEFT_OUT``, for the half-width of an utterance.
     """
 
     @torch.no_grad()
     def score(points: Points, settings: Settings, may_sync: bool) -> Scored:
-        values_by_name, graphs, needs_values = scored_graphs(points, settings, may_sync)
-        without = _left_out(graphs, points, settings)
-        fidelity = 1.0 - without.distortion_left_out.sqrt()
+        steps = checked_steps(settings.time, points.references.shape[1])
+        graphs, needs_values = output_graphs(points, may_sync)
+        complete = decomposed(graphs, graphs.present.unsqueeze(1), settings.alpha, steps)
+        values_by_name = {
+            name: spread(values.squeeze(1), graphs.flat_index, points)
+            for name, values in complete.items()
+        }
+        without = _left_out(graphs, points, settings.alpha, steps)
+        clearance, squares, members = without.values()
         errors: dict[str, Tensor] = {}
-        for name, values in (("clearance", without.clearance_left_out), ("fidelity", fidelity)):
+        for name, values in (("clearance", clearance), ("fidelity", 1.0 - squares.sqrt())):
             defined = values_by_name[f"{name}_defined"]
-            half_width = _half_width(values, without.members_left_out, options.confidence)
+            half_width = _half_width(values, members, options.confidence)
             tail = torch.where(defined, half_width, 0.0)
             errors |= {f"{name}_radius": torch.zeros_like(tail), f"{name}_tail": tail}
         if left_out:
-            errors |= without._asdict()
+            errors |= without
         return {**errors, **(values_by_name if scores else {})}, needs_values
 
     return score
 
 
 def utterance_half_widths(
-    sums: LeftOut, clearance_frames: Tensor, fidelity_frames: Tensor, confidence: float
+    sums: dict[str, Tensor], clearance_frames: Tensor, fidelity_frames: Tensor, confidence: float
 ) -> tuple[Tensor, Tensor]:
     """Half-widths (..., S') of utterance clearance and fidelity; NaN where no frame is defined.
 
     Args:
-        sums: sums over the frames of each utterance, (..., S', S, P).
+        sums: by the names of ``LEFT_OUT``, sums over the frames of each utterance (..., S', S, P).
         clearance_frames, fidelity_frames: (..., S') number of frames in which each score is
             defined.
         confidence: in (0, 1).
     """
-    members = sums.members_left_out > 0
-    half_widths = []
-    for total, frames in (
-        (sums.clearance_left_out, clearance_frames),
-        (sums.distortion_left_out, fidelity_frames),
-    ):
-        mean = total / frames.clamp(min=1)[..., None, None]
-        pooled = 1.0 - mean.sqrt() if total is sums.distortion_left_out else mean
-        half_width = _half_width(pooled, members, confidence)
-        half_widths.append(torch.where(frames > 0, half_width, torch.nan))
-    return half_widths[0], half_widths[1]
+    clearances, squares, members = (sums[name] for name in LEFT_OUT)
+    clearance = clearances / clearance_frames.clamp(min=1)[..., None, None]
+    fidelity = 1.0 - (squares / fidelity_frames.clamp(min=1)[..., None, None]).sqrt()
+    clearance_width = _half_width(clearance, members > 0, confidence)
+    fidelity_width = _half_width(fidelity, members > 0, confidence)
+    return (
+        torch.where(clearance_frames > 0, clearance_width, torch.nan),
+        torch.where(fidelity_frames > 0, fidelity_width, torch.nan),
+    )
 
 
-def _left_out(graphs: Graphs, points: Points, settings: Settings) -> LeftOut:
-    """The scores of frames (F, S', S, P) without each member, in batches of bounded memory."""
-    (g, n), s, p = graphs.present.shape, points.sources, points.members
+def _left_out(graphs: Graphs, points: Points, alpha: float, steps: int) -> dict[str, Tensor]:
+    """The scores of ``LEFT_OUT`` (F, S', S, P), in batches of bounded memory."""
+    (g, n), (s, p) = graphs.present.shape, points.distortions.shape[1:3]
     single = torch.eye(s * p, dtype=torch.bool, device=graphs.present.device)
     single = torch.nn.functional.pad(single, (n - s * p, 0))  # the distortions come last
     size = max(1, BATCH_BYTES // (8 * 6 * s * p * n * (1 + graphs.foreign.shape[-1])))
@@ -109,13 +109,14 @@ def _left_out(graphs: Graphs, points: Points, settings: Settings) -> LeftOut:
     for begin in range(0, max(g, 1), size):
         batch = Graphs(*(x[begin : begin + size] for x in graphs))
         keep = batch.present.unsqueeze(1) & ~single
-        scores = decomposed(batch, keep, settings.alpha, int(settings.time))
-        clearances.append(scores.clearance)
-        distorted = scores.distortion_ratio.clamp(max=1.0).square()
-        distortions.append(torch.where(scores.fidelity_defined, distorted, 0.0))
+        scores = decomposed(batch, keep, alpha, steps)
+        clearances.append(scores["clearance"])
+        distorted = scores["distortion_ratio"].clamp(max=1.0).square()
+        distortions.append(torch.where(scores["fidelity_defined"], distorted, 0.0))
     members = graphs.present[:, n - s * p :]
     tensors = torch.cat(clearances), torch.cat(distortions), members
-    return LeftOut(*(spread(x, graphs.flat_index, points).unflatten(-1, (s, p)) for x in tensors))
+    by_output = (spread(x, graphs.flat_index, points).unflatten(-1, (s, p)) for x in tensors)
+    return dict(zip(LEFT_OUT, by_output))
 
 
 def _half_width(values: Tensor, members: Tensor, confidence: float) -> Tensor:

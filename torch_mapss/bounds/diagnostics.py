@@ -17,9 +17,9 @@ from typing_extensions import Unpack
 
 from torch_mapss.bounds.bootstrap import bootstrap_match, bootstrap_separation
 from torch_mapss.bounds.effective import bartlett_sum
-from torch_mapss.bounds.match import MatchParts, fit_gamma, match_parts
+from torch_mapss.bounds.match import MatchFit, match_fit
 from torch_mapss.core import checks, devices
-from torch_mapss.core.diffusion_map import Embedding, read_map
+from torch_mapss.core.diffusion_map import FrameMaps, read_map
 from torch_mapss.core.frame_batches import run
 from torch_mapss.core.gamma import gammaincc
 from torch_mapss.core.points import Points, checked_points, presence, scored_outputs, split_points
@@ -78,7 +78,7 @@ def gamma_fit_test(
     """
     settings = map_settings(**options)
     points = checked_points(outputs, references, distortions, attributed, active, mask, 2)
-    return GammaTest(**run(points, settings, read_map(_gamma_test, discarded=True)))
+    return GammaTest(**run(points, settings, read_map(_gamma_test, complete=True)))
 
 
 @torch.no_grad()
@@ -103,9 +103,9 @@ def bank_correlation(
     settings = map_settings(**options)
     points = checked_points(outputs, references, distortions, attributed, active, mask, 1)
 
-    def lag_sum(embedding: Embedding, points: Points, _: Settings) -> dict[str, Tensor]:
-        clusters, present = split_points(embedding.coordinates, points)[1], presence(points)[1]
-        return {"total": bartlett_sum(clusters, present, embedding.dimension)}
+    def lag_sum(maps: FrameMaps, points: Points, _: Settings) -> dict[str, Tensor]:
+        clusters, present = split_points(maps.coordinates, points)[1], presence(points)[1]
+        return {"total": bartlett_sum(clusters, present, maps.dimension)}
 
     total = run(points, settings, read_map(lag_sum))["total"]
     return BankCorrelation(total, 1.0 / (1.0 + 2.0 * total).clamp(min=1.0))
@@ -157,8 +157,8 @@ def source_correlation(
         raise ValueError("a correlation between sources needs at least 2 outputs, got 1.")
     resample = bootstrap_separation if measure == "separation" else bootstrap_match
 
-    def resampled(embedding: Embedding, points: Points, settings: Settings) -> dict[str, Tensor]:
-        _, scores = resample(embedding, points, settings, draws, seed)
+    def resampled(maps: FrameMaps, points: Points, settings: Settings) -> dict[str, Tensor]:
+        _, scores = resample(maps, points, settings, draws, seed)
         errors = torch.where(scored_outputs(points), scores - scores.mean(0), 0.0)
         return {"errors": errors.movedim(0, -1)}
 
@@ -177,22 +177,21 @@ def source_correlation(
 # --------------------------------------------------------------------------------------------
 
 
-def _gamma_test(embedding: Embedding, points: Points, settings: Settings) -> dict[str, Tensor]:
-    distances = match_parts(embedding, points, settings)
-    fit, collapsed = fit_gamma(distances, embedding, settings)
-    statistic = _kolmogorov_distance(distances, fit.k, fit.theta)
-    statistic = torch.where(scored_outputs(points) & ~collapsed, statistic, 0.0)
-    p_value = kolmogorov_tail(statistic, distances.members)
+def _gamma_test(maps: FrameMaps, points: Points, settings: Settings) -> dict[str, Tensor]:
+    fit = match_fit(maps, points, settings)
+    statistic = _kolmogorov_distance(fit)
+    statistic = torch.where(scored_outputs(points) & ~fit.collapsed, statistic, 0.0)
+    p_value = kolmogorov_tail(statistic, fit.members)
     return GammaTest(statistic, p_value, fit.k, fit.theta)._asdict()
 
 
-def _kolmogorov_distance(distances: MatchParts, k: Tensor, theta: Tensor) -> Tensor:
+def _kolmogorov_distance(fit: MatchFit) -> Tensor:
     """Largest distance between the fitted and the empirical distribution function."""
-    g = torch.where(distances.present, distances.g, torch.inf).sort(-1).values
+    g = torch.where(fit.present, fit.g, torch.inf).sort(-1).values
     present = torch.isfinite(g)
-    x = torch.where(present, g, 0.0) / theta.unsqueeze(-1)
-    fitted = 1.0 - gammaincc(k.unsqueeze(-1).expand_as(x), x)
-    count = distances.members.clamp(min=1).to(g.dtype).unsqueeze(-1)
+    x = torch.where(present, g, 0.0) / fit.theta.unsqueeze(-1)
+    fitted = 1.0 - gammaincc(fit.k.unsqueeze(-1).expand_as(x), x)
+    count = fit.members.clamp(min=1).to(g.dtype).unsqueeze(-1)
     index = torch.arange(g.shape[-1], dtype=g.dtype, device=g.device)
     above, below = (index + 1.0) / count - fitted, fitted - index / count
     return torch.where(present, torch.maximum(above, below), 0.0).amax(-1)

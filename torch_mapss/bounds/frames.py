@@ -25,7 +25,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from torch_mapss.bounds.decomposition import (
-    LeftOut,
+    LEFT_OUT,
     decomposition_errors,
     utterance_half_widths,
 )
@@ -39,15 +39,15 @@ from torch_mapss.bounds.settings import (
     checked,
 )
 from torch_mapss.core import checks
-from torch_mapss.core.diffusion_map import DiffusionMap, Embedding, Read, read_map
+from torch_mapss.core.diffusion_map import DiffusionMap, FrameMaps, Read, read_map
 from torch_mapss.core.eager import eager
-from torch_mapss.core.frame_batches import Bounds, Score, run
+from torch_mapss.core.frame_batches import Bounds, ScoreFunction, run
 from torch_mapss.core.match import of_match
 from torch_mapss.core.points import Points, checked_points
 from torch_mapss.core.separation import of_separation
 from torch_mapss.core.settings import MapOptions, Settings, map_settings
 
-Widths = Callable[[Embedding, Points, Settings, BoundSettings], tuple[Tensor, Tensor]]
+Widths = Callable[[FrameMaps, Points, Settings, BoundSettings], tuple[Tensor, Tensor]]
 
 
 class DecompositionBounds(NamedTuple):
@@ -254,7 +254,7 @@ def utterance_decomposition_bounds(
     score = decomposition_errors(settings, scores=True, left_out=True)
     points = checked_points(outputs, references, distortions, attributed, active, mask, 1, others)
     errors = run(points, map_settings(alpha=alpha, time=time), score)
-    sums = LeftOut(*(errors[name].sum(-4) for name in LeftOut._fields))
+    sums = {name: values.sum(-4) for name, values in errors.items() if name in LEFT_OUT}
     clearance_frames = errors["clearance_defined"].sum(-2)
     fidelity_frames = errors["fidelity_defined"].sum(-2)
     tails = utterance_half_widths(sums, clearance_frames, fidelity_frames, confidence)
@@ -324,16 +324,18 @@ def truncation_bounds(
 # --------------------------------------------------------------------------------------------
 
 
-def _errors(name: str, widths: Widths, scored: Read | None, options: BoundSettings) -> Score:
-    def read(embedding: Embedding, points: Points, settings: Settings) -> dict[str, Tensor]:
-        radius, tail = widths(embedding, points, settings, options)
-        scores = {} if scored is None else scored(embedding, points, settings)
+def _errors(
+    name: str, widths: Widths, scored: Read | None, options: BoundSettings
+) -> ScoreFunction:
+    def read(maps: FrameMaps, points: Points, settings: Settings) -> dict[str, Tensor]:
+        radius, tail = widths(maps, points, settings, options)
+        scores = {} if scored is None else scored(maps, points, settings)
         return {f"{name}_radius": radius, f"{name}_tail": tail, **scores}
 
-    return read_map(read, discarded=True)
+    return read_map(read, complete=True)
 
 
-def separation_errors(options: BoundSettings, *, scores: bool = False) -> Score:
+def separation_errors(options: BoundSettings, *, scores: bool = False) -> ScoreFunction:
     """Make a score function for ``ps_radius`` and ``ps_tail``, optionally with those of PS.
 
     Making the map is most of the work, and bounds and scores share it.
@@ -345,7 +347,7 @@ def separation_errors(options: BoundSettings, *, scores: bool = False) -> Score:
     return _errors("ps", separation_widths, of_separation if scores else None, options)
 
 
-def match_errors(options: BoundSettings, *, scores: bool = False) -> Score:
+def match_errors(options: BoundSettings, *, scores: bool = False) -> ScoreFunction:
     """Make a score function for ``pm_radius`` and ``pm_tail``, optionally with those of PM."""
     return _errors("pm", match_widths, of_match if scores else None, options)
 

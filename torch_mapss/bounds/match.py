@@ -27,13 +27,12 @@ from torch_mapss.bounds.schur import (
     is_retained,
     nothing_discarded,
     schur_parts,
-    whole_space,
 )
 from torch_mapss.bounds.settings import BoundSettings
-from torch_mapss.core.diffusion_map import Embedding
+from torch_mapss.core.diffusion_map import FrameMaps
 from torch_mapss.core.gamma import gammaincc
 from torch_mapss.core.mahalanobis import RIDGE, ridge_factor, rounding_floor
-from torch_mapss.core.match import Gamma, attributed_deviations, gamma, is_collapsed, moments
+from torch_mapss.core.match import attributed_deviations, gamma_parameters, is_collapsed, moments
 from torch_mapss.core.points import Points, scored_outputs
 from torch_mapss.core.settings import Settings
 
@@ -41,8 +40,8 @@ from torch_mapss.core.settings import Settings
 _REFERENCE_VARIANCE, _REFERENCE_DIVISOR, _REFERENCE_LIMIT = 1e-12, 1e-9, 1e-12
 
 
-class MatchParts(NamedTuple):
-    """Squared distances from the reference, split at d."""
+class MatchFit(NamedTuple):
+    """Squared distances from the reference, split at d, and the Gamma of the retained parts."""
 
     g: Tensor  # (F, S', P) of the distortions, retained
     gaps: Tensor  # (F, S', P) part added by discarded coordinates [eq:diff_sq_mahal]
@@ -50,6 +49,11 @@ class MatchParts(NamedTuple):
     gap_a: Tensor  # (F, S') [eq:diff_sq_mahal_out]
     present: Tensor  # (F, S', P) bool
     members: Tensor  # (F, S') N_p
+    collapsed: Tensor  # (F, S') bool: there is no fit, and all four parameters are 1
+    mean: Tensor  # (F, S') of g
+    variance: Tensor  # (F, S')
+    k: Tensor  # (F, S') [eq:gamma_matching]
+    theta: Tensor  # (F, S')
 
 
 Point = tuple[Tensor, Tensor, Tensor]  # k, θ, a
@@ -61,44 +65,53 @@ _FLOORS = 1e-12, 1e-12, 0.0
 
 
 def match_widths(
-    embedding: Embedding, points: Points, settings: Settings, options: BoundSettings
+    maps: FrameMaps, points: Points, settings: Settings, options: BoundSettings
 ) -> tuple[Tensor, Tensor]:
     """Radius and tail of PM (F, S') of a batch of frames."""
-    distances = match_parts(embedding, points, settings)
-    fit, collapsed = fit_gamma(distances, embedding, settings)
-    centre, boxes = (fit.k, fit.theta, distances.a), [_radius_box(distances, fit, options)]
+    fit = match_fit(maps, points, settings)
+    centre, boxes = (fit.k, fit.theta, fit.a), [_radius_box(fit, options)]
     if options.tail == "bootstrap":
         (radius,) = corner_maxima(centre, boxes)
-        score, draws = bootstrap_match(embedding, points, settings, options.draws, options.seed)
+        score, draws = bootstrap_match(maps, points, settings, options.draws, options.seed)
         tail = half_width(draws, score, options.confidence)
     else:
-        radius, tail = corner_maxima(centre, [*boxes, _tail_box(distances, fit, options)])
-    radius, tail = torch.where(collapsed, 0.0, radius), torch.where(collapsed, 1.0, tail)
+        radius, tail = corner_maxima(centre, [*boxes, _tail_box(fit, options)])
+    radius, tail = torch.where(fit.collapsed, 0.0, radius), torch.where(fit.collapsed, 1.0, tail)
     scored = scored_outputs(points)
     if options.convention == "reference":
-        scored = scored & ~nothing_discarded(embedding, points)
+        scored = scored & ~nothing_discarded(maps, points)
     return torch.where(scored, radius, 0.0), torch.where(scored, tail, 0.0)
 
 
-def match_parts(embedding: Embedding, points: Points, settings: Settings) -> MatchParts:
-    """:class:`MatchParts` of every output of a batch of frames."""
-    full = whole_space(embedding)
-    deviations, output, present, count = attributed_deviations(full, points)
+def match_fit(maps: FrameMaps, points: Points, settings: Settings) -> MatchFit:
+    """:class:`MatchFit` of every output of a batch of frames, from complete maps."""
+    assert maps.all_coordinates is not None
+    deviations, output, present, count = attributed_deviations(maps.all_coordinates, points)
     rows = torch.cat([deviations, output.unsqueeze(-2)], -2)
     divisor = (count - 1).clamp(min=1)
     if settings.convention == "reference":
-        retained, discarded = _reference_parts(rows, present, divisor, embedding)
+        retained, discarded = _reference_parts(rows, present, divisor, maps)
     else:
         factor = ridge_factor(deviations.mT @ deviations, divisor)
-        retained, discarded = schur_parts(factor, rows, is_retained(embedding, rows.shape[-1]))
-    floor = rounding_floor(embedding).unsqueeze(-1)
-    a = torch.where(retained[..., -1] <= floor, 0.0, retained[..., -1])
-    gaps = torch.where(present, discarded[..., :-1], 0.0)
-    return MatchParts(retained[..., :-1], gaps, a, discarded[..., -1], present, count)
+        retained, discarded = schur_parts(factor, rows, is_retained(maps, rows.shape[-1]))
+    floor = rounding_floor(maps.coordinates, settings).unsqueeze(-1)
+    g, a = retained[..., :-1], retained[..., -1]
+    a = torch.where(a <= floor, 0.0, a)
+    gaps, gap_a = torch.where(present, discarded[..., :-1], 0.0), discarded[..., -1]
+
+    mean, variance = moments(g, present, count)
+    # These distances are plain in every convention: no 1e-6 on top of the floor.
+    collapsed = is_collapsed(mean, variance, floor, settings._replace(convention="paper"))
+    collapsed = collapsed | maps.degenerate.unsqueeze(-1)
+    mean, variance = torch.where(collapsed, 1.0, mean), torch.where(collapsed, 1.0, variance)
+    if settings.convention == "reference":
+        variance = variance + _REFERENCE_VARIANCE
+    parameters = gamma_parameters(mean, variance)
+    return MatchFit(g, gaps, a, gap_a, present, count, collapsed, mean, variance, *parameters)
 
 
 def _reference_parts(
-    rows: Tensor, present: Tensor, divisor: Tensor, embedding: Embedding
+    rows: Tensor, present: Tensor, divisor: Tensor, maps: FrameMaps
 ) -> tuple[Tensor, Tensor]:
     """a and b of [eq:sq_mahal_to_schur] as the released implementation has them, by blocks.
 
@@ -111,9 +124,9 @@ def _reference_parts(
     mean = deviations.sum(-2, keepdim=True) / (divisor + 1)[..., None, None]
     centred = torch.where(present.unsqueeze(-1), deviations - mean, 0.0)
     n = divisor[..., None, None]
-    inside = is_retained(embedding, rows.shape[-1]).unsqueeze(1)  # (F, 1, D)
-    smallest_dimension = int(embedding.dimension.min()) if len(rows) else 0
-    head, tail = slice(0, embedding.coordinates.shape[-1]), slice(smallest_dimension, None)
+    inside = is_retained(maps, rows.shape[-1]).unsqueeze(1)  # (F, 1, D)
+    smallest_dimension = int(maps.dimension.min()) if len(rows) else 0
+    head, tail = slice(0, maps.coordinates.shape[-1]), slice(smallest_dimension, None)
     of_d, of_m = inside[..., head], ~inside[..., tail]
 
     def block(points: Tensor, present: Tensor, ridge: float) -> Tensor:
@@ -133,21 +146,6 @@ def _reference_parts(
     residual = discarded.mT - cross.mT @ delta
     solved = torch.linalg.ldl_solve(*torch.linalg.ldl_factor(schur), residual)
     return delta.square().sum(-2), (residual * solved).sum(-2)
-
-
-def fit_gamma(
-    distances: MatchParts, embedding: Embedding, settings: Settings
-) -> tuple[Gamma, Tensor]:
-    """Gamma of the retained distances, and where there is no fit (k and θ are 1 there)."""
-    mean, variance = moments(distances.g, distances.present, distances.members)
-    floor = rounding_floor(embedding).unsqueeze(-1)
-    # These distances are plain in every convention: no 1e-6 on top of the floor.
-    collapsed = is_collapsed(mean, variance, floor, settings._replace(convention="paper"))
-    collapsed = collapsed | embedding.degenerate.unsqueeze(-1)
-    mean, variance = torch.where(collapsed, 1.0, mean), torch.where(collapsed, 1.0, variance)
-    if settings.convention == "reference":
-        variance = variance + _REFERENCE_VARIANCE
-    return gamma(mean, variance), collapsed
 
 
 def corner_maxima(centre: Point, boxes: Sequence[Box]) -> list[Tensor]:
@@ -170,41 +168,41 @@ def corner_maxima(centre: Point, boxes: Sequence[Box]) -> list[Tensor]:
     ]
 
 
-def _radius_box(distances: MatchParts, fit: Gamma, options: BoundSettings) -> Box:
+def _radius_box(fit: MatchFit, options: BoundSettings) -> Box:
     """Box for the radius [eq:ps_bias]: by [eq:pm_k_bias] and [eq:pm_theta_bias], or exact."""
-    mean, variance = moments(distances.g + distances.gaps, distances.present, distances.members)
+    mean, variance = moments(fit.g + fit.gaps, fit.present, fit.members)
     if options.convention == "derived":
         floored = torch.where(variance > 0.0, variance, fit.variance)
-        full = gamma(torch.where(mean > 0.0, mean, fit.mean), floored)
-        half = options.c1 * (full.k - fit.k), options.c2 * (full.theta - fit.theta), distances.gap_a
+        k, theta = gamma_parameters(torch.where(mean > 0.0, mean, fit.mean), floored)
+        half = options.c1 * (k - fit.k), options.c2 * (theta - fit.theta), fit.gap_a
         return half, _FLOORS
     reference = options.convention == "reference"
     guard = _REFERENCE_DIVISOR if reference else 0.0
     variance = variance + (_REFERENCE_VARIANCE if reference else 0.0)
-    largest = torch.where(distances.present, distances.gaps, -torch.inf).amax(-1)
+    largest = torch.where(fit.present, fit.gaps, -torch.inf).amax(-1)
     largest = torch.where(torch.isfinite(largest), largest, 0.0)  # no distortion: not scored
-    count = distances.members.to(distances.a.dtype)
+    count = fit.members.to(fit.a.dtype)
     factor = largest * count / (count - 1).clamp(min=1)
     half = (
         options.c1 * factor * (mean + fit.mean) / fit.variance,
         options.c2 * factor * (variance + fit.variance) / (fit.mean.square() + guard),
-        distances.gap_a,
+        fit.gap_a,
     )
     return half, (1e-6, 1e-6, 1e-8) if reference else _FLOORS
 
 
-def _tail_box(distances: MatchParts, fit: Gamma, options: BoundSettings) -> Box:
+def _tail_box(fit: MatchFit, options: BoundSettings) -> Box:
     """Box for the tail [eq:pm_prob_tail]: moments by Bernstein, k and θ to first order."""
     log = math.log(6.0 / (1.0 - options.confidence))  # ln(2/(δ/3))
-    count = distances.members.clamp(min=1).to(distances.a.dtype)  # an integer divides in float32
+    count = fit.members.clamp(min=1).to(fit.a.dtype)  # an integer divides in float32
     over_n = log / count
     sigma = fit.variance.sqrt()
     reference = options.convention == "reference"
     if reference:
-        largest = torch.where(distances.present, distances.g, 0.0).amax(-1) + _REFERENCE_LIMIT
+        largest = torch.where(fit.present, fit.g, 0.0).amax(-1) + _REFERENCE_LIMIT
         delta_a = largest * (2.0 * over_n).sqrt()
     else:  # R over the full space
-        largest = torch.where(distances.present, distances.g + distances.gaps, 0.0).amax(-1)
+        largest = torch.where(fit.present, fit.g + fit.gaps, 0.0).amax(-1)
         delta_a = largest * over_n.sqrt()
     delta_mu = (2.0 * fit.variance * over_n).sqrt() + 3.0 * largest * over_n
     if options.convention == "derived":  # bounds σ² and converts
@@ -215,7 +213,7 @@ def _tail_box(distances: MatchParts, fit: Gamma, options: BoundSettings) -> Box:
     guard = _REFERENCE_DIVISOR if reference else 0.0
     by_mu = 2.0 * fit.mean / (fit.variance + guard), fit.variance / (fit.mean.square() + guard)
     by_sigma = 2.0 * fit.mean.square() / (sigma**3 + guard), 2.0 * sigma / (fit.mean + guard)
-    limit_a = options.cap * distances.a + (_REFERENCE_LIMIT if reference else 0.0)
+    limit_a = options.cap * fit.a + (_REFERENCE_LIMIT if reference else 0.0)
     half = (
         torch.minimum(by_mu[0] * delta_mu + by_sigma[0] * delta_sigma, options.cap * fit.k),
         torch.minimum(by_mu[1] * delta_mu + by_sigma[1] * delta_sigma, options.cap * fit.theta),

@@ -12,28 +12,18 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from torch_mapss.core.diffusion_map import Embedding
+from torch_mapss.core.diffusion_map import FrameMaps
 from torch_mapss.core.points import Points, point_validity
 
 # Extra ridge of the released implementation on the Schur complement.
 REFERENCE_RIDGE = 1e-9
 
 
-def whole_space(embedding: Embedding) -> Embedding:
-    """The maps with all N-1 coordinates instead of the d retained ones."""
-    if embedding.discarded is None:
-        return embedding
-    retained, discarded = embedding.coordinates, embedding.discarded
-    missing = discarded.shape[-1] - retained.shape[-1]
-    return embedding._replace(coordinates=pad(retained, (0, missing)) + discarded)
-
-
-def is_retained(embedding: Embedding, width: int) -> Tensor:
+def is_retained(maps: FrameMaps, width: int) -> Tensor:
     """(F, width) bool: columns below d."""
-    index = torch.arange(width, device=embedding.dimension.device)
-    return index < embedding.dimension.unsqueeze(-1)
+    index = torch.arange(width, device=maps.dimension.device)
+    return index < maps.dimension.unsqueeze(-1)
 
 
 def schur_parts(factor: Tensor, deviations: Tensor, retained: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,8 +43,8 @@ def schur_parts(factor: Tensor, deviations: Tensor, retained: Tensor) -> tuple[T
     return inner, discarded
 
 
-def nothing_discarded(embedding: Embedding, points: Points) -> Tensor:
+def nothing_discarded(maps: FrameMaps, points: Points) -> Tensor:
     """(F, 1) bool: d = N-1."""
     valid = point_validity(points)
-    count = embedding.coordinates.shape[-2] if valid is None else valid.sum(-1)
-    return (embedding.dimension == count - 1).unsqueeze(-1)
+    count = maps.coordinates.shape[-2] if valid is None else valid.sum(-1)
+    return (maps.dimension == count - 1).unsqueeze(-1)

@@ -24,7 +24,7 @@ at most its gradient norm times the hypotenuse of the two distance errors.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -36,63 +36,59 @@ from torch_mapss.bounds.schur import (
     is_retained,
     nothing_discarded,
     schur_parts,
-    whole_space,
 )
 from torch_mapss.bounds.settings import BoundSettings
 from torch_mapss.core import linalg
-from torch_mapss.core.diffusion_map import Embedding
+from torch_mapss.core.diffusion_map import FrameMaps
 from torch_mapss.core.mahalanobis import RIDGE, ridge_factor, rounding_floor
 from torch_mapss.core.points import Points, presence, scored_outputs, split_points
 from torch_mapss.core.separation import cluster_statistics, own_and_nearest
 from torch_mapss.core.settings import Settings
 
 
-class Sides(NamedTuple):
-    """Distances of every output to its own cluster and to the closest foreign one."""
-
-    distance: Tensor  # (F, S', 2) A and B, retained
-    discarded: Tensor  # (F, S', 2) b = rᵀS⁻¹r of either
-    cluster: Tensor  # (F, S', 2) int64, index of the cluster
-    scored: Tensor  # (F, S') bool
-
-
-class Spread(NamedTuple):
-    """Spread of a cluster, for the tail of PS; eigenvalues of Σ^(d) as shares of the largest."""
-
-    top: Tensor  # λmax
-    floored: Tensor  # λ̃min / λmax
-    rank: Tensor  # r, trace / λmax
-    size: Tensor  # n_eff
-
-
 def separation_widths(
-    embedding: Embedding, points: Points, settings: Settings, options: BoundSettings
+    maps: FrameMaps, points: Points, settings: Settings, options: BoundSettings
 ) -> tuple[Tensor, Tensor]:
     """Radius and tail of PS (F, S') of a batch of frames."""
-    sides = separation_sides(embedding, points, settings)
-    radius = _separation_radius(sides)
+    distance, discarded, cluster = separation_sides(maps, points, settings)
+    total = distance.sum(-1)
+    is_apart = total > 0.0
+    # [eq:truncation_error_ps]; 0 where PS is ½ by rule.
+    weighted = (distance.flip(-1) * discarded.sqrt()).sum(-1)
+    radius = weighted / torch.where(is_apart, total, 1.0).square()
+    radius = torch.where(is_apart, radius, 0.0)
     if options.tail == "bootstrap":
-        arguments = embedding, points, settings, options.draws, options.seed
-        score, draws = bootstrap_separation(*arguments)
+        score, draws = bootstrap_separation(maps, points, settings, options.draws, options.seed)
         tail = half_width(draws, score, options.confidence)
     else:
-        tail = _separation_tail(sides, _spread(embedding, points, options), options)
+        spread = cluster_spread(maps, points, settings, options)
+        tail = _separation_tail(distance, cluster, spread, options)
     # Both distances are 0, or there is no map: PS is ½ by rule, bounded only by its range.
-    undecided = (sides.distance.sum(-1) <= 0.0) | embedding.degenerate.unsqueeze(-1)
+    undecided = (total <= 0.0) | maps.degenerate.unsqueeze(-1)
     tail = torch.where(undecided, 0.5, tail)
     if options.convention == "reference":
-        unbounded = ~nothing_discarded(embedding, points)
+        unbounded = ~nothing_discarded(maps, points)
         radius, tail = radius * unbounded, tail * unbounded
-    return torch.where(sides.scored, radius, 0.0), torch.where(sides.scored, tail, 0.0)
+    scored = scored_outputs(points)
+    return torch.where(scored, radius, 0.0), torch.where(scored, tail, 0.0)
 
 
-def separation_sides(embedding: Embedding, points: Points, settings: Settings) -> Sides:
-    """Retained and discarded parts of each output's two distances; j* follows the retained."""
-    full = whole_space(embedding)
-    outputs, clusters = split_points(full.coordinates, points)
+def separation_sides(
+    maps: FrameMaps, points: Points, settings: Settings
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Distances of every output to its own cluster and to the closest foreign one.
+
+    j* follows the retained coordinates.
+
+    Returns:
+        A and B (F, S', 2), retained; b = rᵀS⁻¹r of either, discarded, (F, S', 2); and the index of
+        the two clusters (F, S', 2), int64.
+    """
+    assert maps.all_coordinates is not None
+    outputs, clusters = split_points(maps.all_coordinates, points)
     active, present = presence(points)
     mean, deviations, divisor = cluster_statistics(clusters, present)
-    retained = is_retained(embedding, outputs.shape[-1])
+    retained = is_retained(maps, outputs.shape[-1])
     ridge = torch.full_like(retained, RIDGE, dtype=outputs.dtype)
     if settings.convention == "reference":
         ridge = ridge + REFERENCE_RIDGE * (~retained).to(ridge)
@@ -102,38 +98,35 @@ def separation_sides(embedding: Embedding, points: Points, settings: Settings) -
     cluster = own_and_nearest(inner, active, points)
     extra = RIDGE if settings.convention == "reference" else 0.0
     distance = (inner.gather(-1, cluster) + extra).sqrt()
-    return Sides(distance, discarded.gather(-1, cluster), cluster, scored_outputs(points))
+    return distance, discarded.gather(-1, cluster), cluster
 
 
-def _separation_radius(sides: Sides) -> Tensor:
-    """[eq:truncation_error_ps]; 0 where PS is ½ by rule (its tail is vacuous there)."""
-    total = sides.distance.sum(-1)
-    weighted = (sides.distance.flip(-1) * sides.discarded.sqrt()).sum(-1)
-    safe = torch.where(total > 0.0, total, 1.0)
-    return torch.where(total > 0.0, weighted / safe.square(), 0.0)
+def cluster_spread(
+    maps: FrameMaps, points: Points, settings: Settings, options: BoundSettings
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Spread of every cluster (F, S), for the tail of PS, from the eigenvalues of Σ^(d).
 
-
-def _spread(embedding: Embedding, points: Points, options: BoundSettings) -> Spread:
-    """:class:`Spread` of every cluster, each field (F, S)."""
-    _, clusters = split_points(embedding.coordinates, points)
+    Returns:
+        λmax; λ̃min / λmax, floored; the rank r, trace / λmax; and n_eff.
+    """
+    _, clusters = split_points(maps.coordinates, points)
     _, present = presence(points)
     _, deviations, divisor = cluster_statistics(clusters, present)
     covariance = deviations.mT @ deviations / divisor[..., None, None]
     ridge = RIDGE if options.convention == "reference" else 0.0
-    bottom, top, trace = _extreme_eigenvalues(covariance, embedding.dimension.unsqueeze(-1))
+    dimension = maps.dimension.unsqueeze(-1)
+    bottom, top, trace = _extreme_eigenvalues(covariance, dimension)
     # A cluster whose points differ only by rounding has no shape: its eigenvalues are meaningless.
-    point = top <= rounding_floor(embedding).unsqueeze(-1) * RIDGE
+    point = top <= rounding_floor(maps.coordinates, settings).unsqueeze(-1) * RIDGE
     bottom, top, trace = (torch.where(point, 0.0, x) for x in (bottom, top, trace))
-    bottom, top = bottom + ridge, top + ridge
-    trace = trace + ridge * embedding.dimension.unsqueeze(-1).to(trace.dtype)
+    bottom, top, trace = bottom + ridge, top + ridge, trace + ridge * dimension.to(trace.dtype)
     positive = top > 0.0
     safe = torch.where(positive, top, 1.0)
     share, rank = bottom / safe, torch.where(positive, trace / safe, 1.0)  # bottom is at most top
-    size = effective_size(clusters, present, embedding.dimension, options.n_eff)
+    size = effective_size(clusters, present, maps.dimension, options.n_eff)
     if options.convention == "reference":
-        return Spread(top, share.clamp(min=options.floor), rank, size.floor().clamp(min=3.0))
-    # λmin(Σ + ε_r λmax I)
-    return Spread(top, share + options.floor, rank, size.clamp(min=1.0))
+        return top, share.clamp(min=options.floor), rank, size.floor().clamp(min=3.0)
+    return top, share + options.floor, rank, size.clamp(min=1.0)  # λmin(Σ + ε_r λmax I)
 
 
 def _extreme_eigenvalues(covariance: Tensor, dimension: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -151,35 +144,37 @@ def _extreme_eigenvalues(covariance: Tensor, dimension: Tensor) -> tuple[Tensor,
     return values[..., 0], values[..., -1], trace
 
 
-def _separation_tail(sides: Sides, spread: Spread, options: BoundSettings) -> Tensor:
-    """Half-width of PS [eq:aftermizath], in each of the three conventions."""
-    a, b = sides.distance.unbind(-1)
-    slope = torch.hypot(a, b) / torch.where(a + b > 0.0, a + b, 1.0).square()
-    lead, reference = sides.cluster.shape[:-1], options.convention == "reference"
-    picked = Spread(*(x.unsqueeze(-2).expand(*lead, -1).gather(-1, sides.cluster) for x in spread))
+def _separation_tail(
+    distance: Tensor, cluster: Tensor, spread: Sequence[Tensor], options: BoundSettings
+) -> Tensor:
+    """Half-width of PS [eq:aftermizath] (F, S'), in each of the three conventions.
+
+    ε(A) of [eq:temp_A] as printed, with Δ_μ of [eq:ps_mu] and Δ_Σ of [eq:ps_cov]; in the derived
+    convention ``|A - Â|`` from the error of A², see the module.
+    """
+    derived, reference = options.convention == "derived", options.convention == "reference"
+    lead = cluster.shape[:-1]
+    of_clusters = [x.unsqueeze(-2).expand(*lead, -1).gather(-1, cluster) for x in spread]
+    top, floored, rank, n = of_clusters  # (F, S', 2)
     if reference:  # the own cluster's size serves both
-        picked = picked._replace(size=picked.size[..., :1])
-    error = _distance_error(sides.distance, picked, options)
+        n = n[..., :1]
+    log = math.log(2.0 / ((1.0 - options.confidence) / (4.0 if derived else 2.0)))
+    of_rank = rank / n if options.convention == "paper" else (rank / n).sqrt()
+    covariance = options.c * (of_rank + (rank + log) / n)  # over λmax
+    if derived:
+        mean = (2.0 * log / n).sqrt() + (rank / n).sqrt()  # over sqrt λmax
+        squared = 2.0 * distance * mean * floored.rsqrt()
+        squared = squared + distance.square() * covariance / floored
+        positive = distance > 0.0
+        error = torch.minimum(squared.sqrt(), squared / torch.where(positive, distance, 1.0))
+        error = torch.where(positive, error, 0.0)
+    else:
+        mean = (2.0 * top * log / n).sqrt()
+        error = 2.0 * distance.sqrt() * mean * floored.rsqrt() + distance * covariance
+
+    a, b = distance.unbind(-1)
+    slope = torch.hypot(a, b) / torch.where(a + b > 0.0, a + b, 1.0).square()
     if options.convention == "paper":
         return slope * error.sum(-1).sqrt()
     tail = slope * torch.linalg.vector_norm(error, dim=-1)
     return tail.clamp(max=1.0) if reference else tail
-
-
-def _distance_error(distance: Tensor, spread: Spread, options: BoundSettings) -> Tensor:
-    """ε(A) of [eq:temp_A] as printed, with Δ_μ of [eq:ps_mu] and Δ_Σ of [eq:ps_cov].
-
-    In the derived convention ``|A - Â|`` from the error of A², see the module.
-    """
-    derived = options.convention == "derived"
-    log = math.log(2.0 / ((1.0 - options.confidence) / (4.0 if derived else 2.0)))
-    n, rank, mean = spread.size, spread.rank, (2.0 * log / spread.size).sqrt()  # over sqrt λmax
-    of_rank = rank / n if options.convention == "paper" else (rank / n).sqrt()
-    covariance = options.c * (of_rank + (rank + log) / n)  # over λmax
-    if not derived:
-        mean = (2.0 * spread.top * log / n).sqrt()
-        return 2.0 * distance.sqrt() * mean * spread.floored.rsqrt() + distance * covariance
-    squared = 2.0 * distance * (mean + (rank / n).sqrt()) * spread.floored.rsqrt()
-    squared = squared + distance.square() * covariance / spread.floored
-    safe = torch.where(distance > 0.0, distance, 1.0)
-    return torch.where(distance > 0.0, torch.minimum(squared.sqrt(), squared / safe), 0.0)

@@ -36,14 +36,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torch_mapss.core import devices
 from torch_mapss.core.kernel import gaussian_kernel
-from torch_mapss.core.points import (
-    Points,
-    broken_points,
-    joined,
-    presence,
-    refuse_broken,
-)
+from torch_mapss.core.points import Points, joined, presence, refuse_broken
 from torch_mapss.core.settings import Settings
 
 # Lengths in diffusion coordinates below this are rounding (they are about 1 between sources).
@@ -58,19 +53,11 @@ MOST_SOURCES = 14
 SOLVER_BYTES = 2**25
 
 
-class Decomposition(NamedTuple):
-    """Scores read from an output's displacement, with any leading dimensions."""
-
-    clearance: Tensor  # in [0, 1]; 0 where undefined
-    fidelity: Tensor  # in [0, 1]; 0 where undefined
-    distortion_ratio: Tensor  # |e_dist| / min |u_j|, not capped; used in training
-    clearance_defined: Tensor  # bool: another source is active
-    fidelity_defined: Tensor  # bool: own source active too, and clearance >= LEAST_CLEARANCE
-    distortion_ratio_defined: Tensor  # bool: own source active too
-
-
 class Graphs(NamedTuple):
-    """One graph per output and frame, G = F * S' or fewer (see :func:`needed_graphs`).
+    """One graph per output and frame, G = F * S'.
+
+    Fewer where values may be read: while one source plays alone nothing can leak into its own
+    output, so that graph is left out.
 
     Points come in the order output, references, sum of the others (if any), distortions.
     """
@@ -87,7 +74,7 @@ class Graphs(NamedTuple):
 def decomposition_scores(
     points: Points, settings: Settings, may_sync: bool
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Fields of :class:`Decomposition` (F, S') by name; a score function of ``frame_batches``.
+    """Results of :func:`decomposed` (F, S') by name; a score function of ``frame_batches``.
 
     Reads ``alpha`` and ``time`` of ``settings``; ``time`` must be a whole number.
 
@@ -95,21 +82,11 @@ def decomposition_scores(
         ValueError: ``time`` is not a whole number, there are more than ``MOST_SOURCES`` sources, or
             (where values may be read) embeddings are not finite.
     """
-    scores, _, needs_values = scored_graphs(points, settings, may_sync)
-    return scores, needs_values
-
-
-def scored_graphs(
-    points: Points, settings: Settings, may_sync: bool
-) -> tuple[dict[str, Tensor], Graphs, Tensor]:
-    """The scores, the graphs they were computed from, and ``needs_values``."""
-    steps = whole_steps(settings.time)
+    steps = checked_steps(settings.time, points.references.shape[1])
     graphs, needs_values = output_graphs(points, may_sync)
-    parts = decomposed(graphs, graphs.present.unsqueeze(1), settings.alpha, steps)
-    values = {
-        n: spread(x.squeeze(1), graphs.flat_index, points) for n, x in parts._asdict().items()
-    }
-    return values, graphs, needs_values
+    scores = decomposed(graphs, graphs.present.unsqueeze(1), settings.alpha, steps)
+    scores = {name: spread(x.squeeze(1), graphs.flat_index, points) for name, x in scores.items()}
+    return scores, needs_values
 
 
 def spread(values: Tensor, index: Tensor, points: Points) -> Tensor:
@@ -120,30 +97,30 @@ def spread(values: Tensor, index: Tensor, points: Points) -> Tensor:
         index: (G,) see :class:`Graphs`.
         points: points that the graphs were made from.
     """
-    count = len(points.attributed)
-    if len(values) < points.frames * count:
-        blank = values.new_zeros(points.frames * count, *values.shape[1:])
+    frames, outputs = points.outputs.shape[:2]
+    if len(values) < frames * outputs:
+        blank = values.new_zeros(frames * outputs, *values.shape[1:])
         values = blank.index_copy(0, index, values)
-    return values.unflatten(0, (points.frames, count))
+    return values.unflatten(0, (frames, outputs))
 
 
-def whole_steps(time: float) -> int:
-    """``time`` as a number of steps; ValueError unless whole."""
+def checked_steps(time: float, sources: int) -> int:
+    """``time`` as a number of steps.
+
+    Raises:
+        ValueError: not a whole number, or more sources than can be enumerated.
+    """
     if time != int(time):
         raise ValueError(
             f"clearance and fidelity need a whole number of diffusion steps, got time={time}. "
             "Use 1, 2, 3, ..., or other measures."
         )
-    return int(time)
-
-
-def check_sources(count: int) -> None:
-    """Raise ValueError for more sources than can be enumerated."""
-    if count > MOST_SOURCES:
+    if sources > MOST_SOURCES:
         raise ValueError(
-            f"clearance and fidelity take at most {MOST_SOURCES} sources, got {count}. Leave these "
-            "measures out, or score fewer references at a time."
+            f"clearance and fidelity take at most {MOST_SOURCES} sources, got {sources}. Leave "
+            "these measures out, or score fewer references at a time."
         )
+    return int(time)
 
 
 # --------------------------------------------------------------------------------------------
@@ -153,62 +130,54 @@ def check_sources(count: int) -> None:
 
 def output_graphs(points: Points, may_sync: bool) -> tuple[Graphs, Tensor]:
     """Kernel of each output's own graph, and () bool ``needs_values`` (see ``frame_batches``)."""
-    s = points.sources
-    check_sources(s)
-    if s < 3:  # the sum of one other source is that source
+    frames, sources = points.references.shape[:2]
+    outputs = len(points.attributed)
+    if sources < 3:  # the sum of one other source is that source
         points = points._replace(others=None)
     present, foreign = _presence(points)
-    needed = needed_graphs(points, foreign, may_sync)
-    point_groups = _parts(points)
-    own = points.source_index().repeat(points.frames)
-    own_active = points.of_outputs(presence(points)[0]).flatten()
+    own = points.source_index().repeat(frames)
+    active, _ = presence(points)
+    own_active = devices.select(active, points.attributed, 1).flatten()
     index = torch.arange(len(own), device=own.device)
-    if needed is not None:
-        point_groups = [x.index_select(0, needed.to(x.device)) for x in point_groups]
-        flags = present, foreign, own, own_active, index
-        present, foreign, own, own_active, index = (x.index_select(0, needed) for x in flags)
-    x = joined(*point_groups)
-    needs_values = _check_finite(x, present, index, points, may_sync)
+
+    # Embeddings (G, n, M) of the output, references, sum of the others, and distortions.
+    common = points.references, points.distortions.flatten(1, 2)
+    references, distortions = (x.unsqueeze(1).expand(-1, outputs, -1, -1) for x in common)
+    point_groups = [points.outputs.unsqueeze(2), references]
+    if points.others is not None:
+        point_groups.append(devices.select(points.others, points.attributed, 1).unsqueeze(2))
+    point_groups = [group.flatten(0, 1) for group in (*point_groups, distortions)]
+
+    if points.active is not None and may_sync:
+        needed = foreign.any(-1).nonzero().squeeze(-1)
+        if 0 < len(needed) < len(foreign):
+            point_groups = [x.index_select(0, needed.to(x.device)) for x in point_groups]
+            flags = present, foreign, own, own_active, index
+            present, foreign, own, own_active, index = (x.index_select(0, needed) for x in flags)
+
+    x, broken = joined(point_groups, present)
+    if may_sync:
+        _refuse_broken(broken, index, points)
+    else:
+        x.masked_fill_(broken.any(-1)[:, None, None], 0.0)
     complete = points.active is None and points.mask is None
     valid = None if complete else present
     kernel, _, degenerate, imprecise = gaussian_kernel(x, point_groups, valid, may_sync)
     defined = foreign.any(-1) & ~degenerate
     graphs = Graphs(kernel, present, own, own_active, foreign, defined, index)
-    return graphs, needs_values | imprecise.any()
-
-
-def needed_graphs(points: Points, foreign: Tensor, may_sync: bool) -> Tensor | None:
-    """Indices of the graphs with a foreign point; None: make all, or values may not be read.
-
-    While one source plays alone, nothing can leak into its own output.
-    """
-    if points.active is None or not may_sync:
-        return None
-    needed = foreign.any(-1).nonzero().squeeze(-1)
-    return needed if 0 < len(needed) < len(foreign) else None
-
-
-def _parts(points: Points) -> list[Tensor]:
-    """Embeddings (G, n, M) of the output, references, sum of the others, and distortions."""
-    common = points.references, points.distortions.flatten(1, 2)
-    count = len(points.attributed)
-    references, distortions = (x.unsqueeze(1).expand(-1, count, -1, -1) for x in common)
-    point_groups = [points.outputs.unsqueeze(2), references]
-    if points.others is not None:
-        point_groups.append(points.of_outputs(points.others).unsqueeze(2))
-    return [group.flatten(0, 1) for group in (*point_groups, distortions)]
+    return graphs, broken.any() | imprecise.any()
 
 
 def _presence(points: Points) -> tuple[Tensor, Tensor]:
     """Masks: points that are present (G, N); references and sum that are foreign (G, J)."""
     active, _ = presence(points)
-    sources = torch.arange(points.sources, device=active.device)
+    sources = torch.arange(active.shape[-1], device=active.device)
     own = sources == points.source_index().unsqueeze(-1)  # (S', S)
     foreign = active.unsqueeze(1) & ~own  # (F, S', S)
     output = active.any(-1)[:, None, None].expand(-1, len(own), 1)
     # The own source stays in the graph during its pauses; every other source leaves it in its own.
     references = foreign | (own & output)
-    members = references.unsqueeze(-1).expand(*references.shape, points.members)
+    members = references.unsqueeze(-1).expand(*references.shape, points.distortions.shape[2])
     if points.mask is not None:
         members = members & points.mask.unsqueeze(1)
     is_present = [output, references]
@@ -220,37 +189,20 @@ def _presence(points: Points) -> tuple[Tensor, Tensor]:
     return torch.cat(is_present, -1).flatten(0, 1), foreign.flatten(0, 1)
 
 
-def _check_finite(
-    x: Tensor, present: Tensor, index: Tensor, points: Points, may_sync: bool
-) -> Tensor:
-    """Raise for non-finite points; without ``may_sync`` zero their graphs and return True."""
-    broken = broken_points(x, present)
-    if not may_sync:
-        x.masked_fill_(broken.any(-1)[:, None, None], 0.0)
-        return broken.any()
-    s = points.sources
+def _refuse_broken(broken: Tensor, index: Tensor, points: Points) -> None:
+    """Raise ValueError for the first point of ``broken`` (G, N); reads values."""
+    sources = points.references.shape[1]
     flags = spread(broken, index, points)
-    sums = 1 + s + (points.others is not None)
-    members = flags[..., sums:].any(1)
-    refuse_broken(torch.cat([flags[..., 0], flags[..., 1 : 1 + s].any(1), members], -1), points)
-    if points.others is not None and bool(flags[..., 1 + s].any()):
+    sums = 1 + sources + (points.others is not None)
+    references, members = flags[..., 1 : 1 + sources].any(1), flags[..., sums:].any(1)
+    refuse_broken(torch.cat([flags[..., 0], references, members], -1), points)
+    if points.others is not None and bool(flags[..., 1 + sources].any()):
         raise ValueError("others must be finite (and below 1e150), as the other embeddings are.")
-    return broken.any()
 
 
 # --------------------------------------------------------------------------------------------
 # Kernels -> coordinates -> scores
 # --------------------------------------------------------------------------------------------
-
-
-def decomposed(graphs: Graphs, keep: Tensor, alpha: float, steps: int) -> Decomposition:
-    """Scores (G, L) for L subsets of the points, ``keep`` (G, L, N) bool, on one kernel."""
-    foreign = graphs.foreign.shape[-1]
-    psi = coordinates(graphs.kernel, keep, 1 + foreign, alpha, steps)
-    output, others = psi[:, :, 0], psi[:, :, 1:]
-    picked = torch.arange(foreign, device=psi.device) == graphs.own.unsqueeze(-1)
-    own = (others * picked[:, None, :, None]).sum(2)
-    return _split(output - own, others - own.unsqueeze(2), graphs)
 
 
 def coordinates(kernel: Tensor, keep: Tensor, rows: int, alpha: float, steps: int) -> Tensor:
@@ -273,8 +225,29 @@ def coordinates(kernel: Tensor, keep: Tensor, rows: int, alpha: float, steps: in
     return p * scale.unsqueeze(-2)
 
 
-def _split(e: Tensor, u: Tensor, graphs: Graphs) -> Decomposition:
-    """Scores (G, L) of displacements e (G, L, N) and u (G, L, J, N)."""
+def decomposed(graphs: Graphs, keep: Tensor, alpha: float, steps: int) -> dict[str, Tensor]:
+    """Scores of L subsets of the points on one kernel.
+
+    Args:
+        graphs: graphs of the outputs.
+        keep: (G, L, N) bool, points of each subset.
+        alpha: density exponent.
+        steps: diffusion time t.
+
+    Returns:
+        (G, L) by name: ``clearance`` and ``fidelity`` in [0, 1]; ``distortion_ratio``, which is
+        ``|e_dist| / min |u_j|`` without a cap, used in training; all 0 where undefined. And masks:
+        ``clearance_defined`` (another source is active), ``distortion_ratio_defined`` (the own one
+        too), ``fidelity_defined`` (and clearance is at least ``LEAST_CLEARANCE``).
+    """
+    # Displacements e (G, L, N) and u (G, L, J, N). The own reference is picked by a one-hot sum.
+    count = graphs.foreign.shape[-1]
+    psi = coordinates(graphs.kernel, keep, 1 + count, alpha, steps)
+    output, others = psi[:, :, 0], psi[:, :, 1:]
+    picked = torch.arange(count, device=psi.device) == graphs.own.unsqueeze(-1)
+    own = (others * picked[:, None, :, None]).sum(2)
+    e, u = output - own, others - own.unsqueeze(2)
+
     foreign = graphs.foreign.unsqueeze(1)
     length = _length(u)  # (G, L, J)
     nearest = torch.where(foreign, length, torch.inf).amin(-1)
@@ -294,14 +267,14 @@ def _split(e: Tensor, u: Tensor, graphs: Graphs) -> Decomposition:
 
     ratio_defined = defined & graphs.own_active.unsqueeze(-1)
     fidelity_defined = ratio_defined & (clearance >= LEAST_CLEARANCE)
-    return Decomposition(
-        torch.where(defined, clearance, 0.0),
-        torch.where(fidelity_defined, fidelity, 0.0),
-        torch.where(ratio_defined, ratio, 0.0),
-        defined,
-        fidelity_defined,
-        ratio_defined,
-    )
+    return {
+        "clearance": torch.where(defined, clearance, 0.0),
+        "fidelity": torch.where(fidelity_defined, fidelity, 0.0),
+        "distortion_ratio": torch.where(ratio_defined, ratio, 0.0),
+        "clearance_defined": defined,
+        "fidelity_defined": fidelity_defined,
+        "distortion_ratio_defined": ratio_defined,
+    }
 
 
 def _length(x: Tensor) -> Tensor:
@@ -341,30 +314,26 @@ def nonnegative_least_squares(u: Tensor, e: Tensor, present: Tensor) -> Tensor:
     unit = torch.where(usable.unsqueeze(-1), u / length.unsqueeze(-1), 0.0)
     gram = unit @ unit.mT
     table = torch.cat([gram, unit @ e.unsqueeze(-1)], -1).reshape(-1, j, j + 1)
-    size = max(1, SOLVER_BYTES // (2**j * (j + 1) * 24))
-    batches = zip(table.split(size), usable.reshape(-1, j).split(size))
-    solved = [_best_subset(rows, chosen) for rows, chosen in batches]
-    return torch.cat(solved).reshape(*lead, j) / length
-
-
-def _best_subset(table: Tensor, usable: Tensor) -> Tensor:
-    """Coefficients (n, J) of the optimal subset; table (n, J, J+1): Gram matrix, right side."""
-    n, j, _ = table.shape
-    table, regular = table.unsqueeze(1), usable.new_ones(n, 1)
-    for k in range(j):  # the first column left is that of k
-        pivot, remaining = table[..., k, 0], table[..., 1:]
-        fine = usable[:, None, k] & (pivot > SMALLEST_PIVOT)
-        row = remaining[..., k, :] / torch.where(fine, pivot, 1.0).unsqueeze(-1)
-        reduced = remaining - table[..., :1] * row.unsqueeze(-2)
-        reduced[..., k, :] = row
-        table = torch.cat([remaining, reduced], 1)
-        regular = torch.cat([regular, regular & fine], 1)
     row_index = torch.arange(j, device=table.device)
     subset = torch.arange(2**j, device=table.device)  # k belongs to those whose bit k is set
     members = (subset.unsqueeze(-1) >> row_index) % 2 == 1
-    values = table[..., 0]  # coefficients of members; of the others, the slope of the residual
-    violation = torch.where(members, -values, values).clamp(min=0.0)
-    violation = torch.where(usable.unsqueeze(1), violation, 0.0).amax(-1)
-    best = torch.where(regular, violation, torch.inf).argmin(-1)
-    chosen = torch.where(members, values, 0.0).gather(1, best[:, None, None].expand(n, 1, j))
-    return chosen.squeeze(1).clamp(min=0.0)
+    size = max(1, SOLVER_BYTES // (2**j * (j + 1) * 24))
+    solutions = []
+    for tables, allowed in zip(table.split(size), usable.reshape(-1, j).split(size)):
+        tables, n = tables.unsqueeze(1), len(tables)
+        regular = allowed.new_ones(n, 1)
+        for k in range(j):  # the first column left is that of k
+            pivot, remaining = tables[..., k, 0], tables[..., 1:]
+            fine = allowed[:, None, k] & (pivot > SMALLEST_PIVOT)
+            row = remaining[..., k, :] / torch.where(fine, pivot, 1.0).unsqueeze(-1)
+            reduced = remaining - tables[..., :1] * row.unsqueeze(-2)
+            reduced[..., k, :] = row
+            tables = torch.cat([remaining, reduced], 1)
+            regular = torch.cat([regular, regular & fine], 1)
+        values = tables[..., 0]  # coefficients of members; of the others, the residual's slope
+        violation = torch.where(members, -values, values).clamp(min=0.0)
+        violation = torch.where(allowed.unsqueeze(1), violation, 0.0).amax(-1)
+        best = torch.where(regular, violation, torch.inf).argmin(-1)
+        chosen = torch.where(members, values, 0.0).gather(1, best[:, None, None].expand(n, 1, j))
+        solutions.append(chosen.squeeze(1).clamp(min=0.0))
+    return torch.cat(solutions).reshape(*lead, j) / length

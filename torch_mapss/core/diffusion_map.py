@@ -39,20 +39,19 @@ or :math:`\tfrac12 A_{ij}\lambda_j^t/(\lambda_j - \lambda_i)` for discarded i, a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torch_mapss.core import checks
-from torch_mapss.core.frame_batches import Score, Scored
+from torch_mapss.core import checks, devices
+from torch_mapss.core.frame_batches import Scored, ScoreFunction
 from torch_mapss.core.kernel import gaussian_kernel
 from torch_mapss.core.points import (
     NonFiniteError,
     Points,
-    broken_points,
     joined,
     point_validity,
     refuse_broken,
@@ -73,24 +72,20 @@ class DiffusionMap:
     time: float  # t
 
 
-class Embedding(NamedTuple):
-    """Diffusion maps of a batch of frames, with what the score functions need of them."""
+class FrameMaps(NamedTuple):
+    """Diffusion maps of a batch of frames."""
 
     coordinates: Tensor  # (F, N, D) retained λ^t u, D = largest d; zero beyond d; differentiable
-    dimension: Tensor  # (F,) int64, d
+    dimension: Tensor  # (F,) int64, d; 1 where there is no map
+    eigenvalues: Tensor  # (F, N-1) non-trivial, descending; 0 behind absent points and without map
+    stationary: Tensor  # (F, N) π, 0 at absent points
     squared_distances: Tensor  # (F, N, N) D² of the points, detached
     degenerate: Tensor  # (F,) bool: the bandwidth is zero and there is no map
     needs_values: Tensor  # () bool: must be computed once more with ``may_sync=True``
-    discarded: Tensor | None = None  # (F, N, N-1) columns from d on, the others zero; detached
-    precision: torch.dtype = torch.float64  # of the eigendecomposition
-
-    def dimensions(self, outputs: int) -> Tensor:
-        """d of each frame, repeated for its outputs (F, S'); 1 where there is no map."""
-        d = torch.where(self.degenerate, 1, self.dimension)
-        return d.unsqueeze(-1).expand(-1, outputs)
+    all_coordinates: Tensor | None  # (F, N, N-1) λ^t u of all columns, detached; for error bounds
 
 
-Read = Callable[[Embedding, Points, Settings], dict[str, Tensor]]
+Read = Callable[[FrameMaps, Points, Settings], dict[str, Tensor]]
 
 
 # --------------------------------------------------------------------------------------------
@@ -99,14 +94,14 @@ Read = Callable[[Embedding, Points, Settings], dict[str, Tensor]]
 
 
 def embed(
-    points: Points, settings: Settings, *, discarded: bool = False, may_sync: bool = True
-) -> Embedding:
-    """Retained diffusion coordinates of a batch of frames; see :func:`diffusion_map`.
+    points: Points, settings: Settings, *, complete: bool = False, may_sync: bool = True
+) -> FrameMaps:
+    """Diffusion maps of a batch of frames; see :func:`diffusion_map`.
 
     Args:
         points: N points per frame. Tensors that do not require grad make the backward pass cheaper.
         settings: settings of the map.
-        discarded: also return the coordinates from d on (detached), for error bounds.
+        complete: also return all coordinates, with those from d on.
         may_sync: whether values may be read, which synchronises an accelerator. If not, all N-1
             columns of coordinates are returned, frames with non-finite points count as zeros, and
             ``needs_values`` says whether the batch must be computed once more.
@@ -115,98 +110,83 @@ def embed(
         NonFiniteError: a present point is not finite, where values may be read.
     """
     point_groups = points.outputs, points.references, points.distortions.flatten(1, 2)
-    x, valid = joined(*point_groups), point_validity(points)
-    broken = broken_points(x, valid)
+    valid = point_validity(points)
+    x, broken = joined(point_groups, valid)
     if may_sync:
         refuse_broken(broken, points)
     else:
         x.masked_fill_(broken.any(-1)[:, None, None], 0.0)
-    reference = settings.convention == "reference"
-    graph = gaussian_kernel(x, point_groups, valid, may_sync, reference)
-    spectrum = _decomposed(*graph, valid, settings, may_sync)
-    dimension, degenerate = spectrum.dimension, spectrum.degenerate
-    discarded_coordinates = None
-    if discarded:
-        all_coordinates = spectrum.all_coordinates(settings.time)
-        index = torch.arange(all_coordinates.shape[-1], device=all_coordinates.device)
-        is_discarded = (index >= dimension.unsqueeze(-1)).unsqueeze(-2)
-        discarded_coordinates = torch.where(is_discarded, all_coordinates, 0.0)
-    needs_values = broken.any() | spectrum.imprecise.any()
-    retained, squared = spectrum.retained, spectrum.squared_distances
-    return Embedding(
-        coordinates=retained,
-        dimension=dimension,
-        squared_distances=squared,
-        degenerate=degenerate,
-        needs_values=needs_values,
-        discarded=discarded_coordinates,
-        precision=settings.precision,
-    )
+    columns = None if may_sync else x.shape[-2] - 1
+    maps = _maps(x, point_groups, valid, settings, may_sync, columns, complete=complete)
+    return maps._replace(needs_values=broken.any() | maps.needs_values)
 
 
-class _Spectrum(NamedTuple):
-    """Eigenpairs of a batch of graphs, and their retained coordinates."""
-
-    retained: Tensor  # (F, N, D) λ^t u; 0 where there is no bandwidth
-    dimension: Tensor
-    eigenvalues: Tensor  # (F, N-1)
-    vectors: Tensor  # (F, N, N), the non-trivial ones last, ascending
-    scale: Tensor  # (F, N) π^-½ (0 at absent points) in the paper convention, else 1
-    root: Tensor  # (F, N) √π
-    squared_distances: Tensor
-    degenerate: Tensor
-    imprecise: Tensor  # (F,) bool
-
-    @torch.no_grad()
-    def all_coordinates(self, time: float) -> Tensor:
-        """(F, N, N-1) λ^t u, detached; 0 where there is no bandwidth."""
-        power = torch.where(self.eigenvalues > 0.0, self.eigenvalues.pow(time), 0.0)
-        columns = self.vectors[..., 1:].flip(-1) * power.unsqueeze(-2) * self.scale.unsqueeze(-1)
-        return torch.where(self.degenerate[:, None, None], 0.0, columns)
-
-
-def _decomposed(
-    kernel: Tensor,
-    squared: Tensor,
-    degenerate: Tensor,
-    imprecise: Tensor,
+def _maps(
+    x: Tensor,
+    point_groups: Sequence[Tensor],
     valid: Tensor | None,
     settings: Settings,
     may_sync: bool,
-    single: bool = False,
-) -> _Spectrum:
-    """Steps 2 to 4 of the module; ``single``: return all N-1 coordinates, for losses on one."""
+    columns: int | None,
+    *,
+    complete: bool,
+    invariant: bool = True,
+) -> FrameMaps:
+    """Steps 1 to 4 of the module.
+
+    Args:
+        x, point_groups, valid, may_sync: as in :func:`torch_mapss.core.kernel.gaussian_kernel`.
+        settings: settings of the map.
+        columns: number of columns D of ``coordinates``; None: the largest d.
+        complete: also return all coordinates.
+        invariant: see :class:`torch_mapss.core.spectrum.RetainedEigenvectors`.
+    """
+    reference = settings.convention == "reference"
+    graph = gaussian_kernel(x, point_groups, valid, may_sync, reference)
+    kernel, squared, degenerate, imprecise = graph
     s, root = Operator.apply(kernel, valid, settings.alpha)
-    columns = kernel.shape[-1] - 1
-    count = torch.full(kernel.shape[:1], columns, device=kernel.device)
-    if valid is not None:
+    if valid is None:
+        count = torch.full(kernel.shape[:1], kernel.shape[-1] - 1, device=kernel.device)
+    else:
         count = (valid.sum(-1) - 1).clamp(min=0)
-    width = None if may_sync and not single else columns
     phi, dimension, eigenvalues, vectors = RetainedEigenvectors.apply(
-        s, count, settings, width, not single
+        s, count, settings, columns, invariant
     )
     present = root > 0.0
     scale = present.to(root.dtype)
-    if settings.convention != "reference":
+    if not reference:
         scale = torch.where(present, 1.0 / torch.where(present, root, 1.0), 0.0)
-    retained = torch.where(degenerate[:, None, None], 0.0, phi * scale.unsqueeze(-1))
-    return _Spectrum(
-        retained, dimension, eigenvalues, vectors, scale, root, squared, degenerate, imprecise
+    no_map = degenerate[:, None, None]
+    all_coordinates = None
+    if complete:
+        with torch.no_grad():  # the non-trivial vectors come last, ascending
+            power = torch.where(eigenvalues > 0.0, eigenvalues.pow(settings.time), 0.0)
+            scaled = vectors[..., 1:].flip(-1) * power.unsqueeze(-2) * scale.unsqueeze(-1)
+            all_coordinates = torch.where(no_map, 0.0, scaled)
+    return FrameMaps(
+        coordinates=torch.where(no_map, 0.0, phi * scale.unsqueeze(-1)),
+        dimension=torch.where(degenerate, 1, dimension),
+        eigenvalues=torch.where(degenerate.unsqueeze(-1), 0.0, eigenvalues),
+        stationary=root.square(),
+        squared_distances=squared,
+        degenerate=degenerate,
+        needs_values=imprecise.any(),
+        all_coordinates=all_coordinates,
     )
 
 
-def read_map(read: Read, *, discarded: bool = False) -> Score:
+def read_map(read: Read, *, complete: bool = False) -> ScoreFunction:
     """Make a score function (see :mod:`torch_mapss.core.frame_batches`) from ``read``.
 
     Args:
-        read: function of map, points and settings of a batch of frames that returns tensors by
+        read: function of maps, points and settings of a batch of frames that returns tensors by
             name.
-        discarded: as in :func:`embed`.
+        complete: as in :func:`embed`.
     """
 
     def score(points: Points, settings: Settings, may_sync: bool = True) -> Scored:
-        embedding = embed(points, settings, discarded=discarded, may_sync=may_sync)
-        return read(embedding, points, settings), embedding.needs_values
+        maps = embed(points, settings, complete=complete, may_sync=may_sync)
+        return read(maps, points, settings), maps.needs_values
 
     return score
 
@@ -263,22 +243,19 @@ def diffusion_map(
         valid = checks.check_bool(mask, "mask", (*lead, n)).reshape(-1, n)
     frames = points.reshape(-1, n, m)
     with torch.autocast(points.device.type, enabled=False):
-        x = joined(frames)
         if valid is not None:
-            valid = valid.to(x.device)
-        broken = broken_points(x, valid)
+            valid = valid.to(devices.working_device(points.device))
+        x, broken = joined([frames], valid)
         if bool(broken.any()):  # one non-finite matrix would make the entire batched ``eigh`` fail
             frame, point = (int(index) for index in broken.nonzero()[0])
             raise NonFiniteError(f"point {point}", frame, lead)
-        graph = gaussian_kernel(x, [frames], valid, True, convention == "reference")
-        spectrum = _decomposed(*graph, valid, settings, may_sync=True, single=True)
-        eigenvalues = torch.where(spectrum.degenerate.unsqueeze(-1), 0.0, spectrum.eigenvalues)
-        coordinates = spectrum.all_coordinates(settings.time)
+        maps = _maps(x, [frames], valid, settings, True, n - 1, complete=True, invariant=False)
+        assert maps.all_coordinates is not None
         return DiffusionMap(
-            eigenvalues=eigenvalues.reshape(*lead, n - 1),
-            dimension=torch.where(spectrum.degenerate, 1, spectrum.dimension).reshape(lead),
-            stationary=spectrum.root.square().reshape(*lead, n),
-            retained=spectrum.retained.reshape(*lead, n, n - 1),
-            coordinates=coordinates.reshape(*lead, n, n - 1),
+            eigenvalues=maps.eigenvalues.reshape(*lead, n - 1),
+            dimension=maps.dimension.reshape(lead),
+            stationary=maps.stationary.reshape(*lead, n),
+            retained=maps.coordinates.reshape(*lead, n, n - 1),
+            coordinates=maps.all_coordinates.reshape(*lead, n, n - 1),
             time=settings.time,
         )

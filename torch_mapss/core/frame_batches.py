@@ -32,13 +32,7 @@ GRAPH_BYTES = 3 * 2**29
 ACCELERATOR_BATCHES = 8
 
 Scored = tuple[dict[str, Tensor], Tensor]
-Score = Callable[[Points, Settings, bool], Scored]
-
-
-def frames_per_batch(points: int, features: int, batch_bytes: int) -> int:
-    """Number of frames of N points and M features that fit the working memory of a batch."""
-    frame_bytes = 8 * (2 * points * features + 8 * points * points)
-    return max(1, batch_bytes // frame_bytes)
+ScoreFunction = Callable[[Points, Settings, bool], Scored]
 
 
 class Bounds(NamedTuple):
@@ -54,15 +48,43 @@ class Bounds(NamedTuple):
         return cls(radius, tail, radius + tail)
 
 
-class Started(NamedTuple):
-    """Batches of frames that were scored, but whose values have not been read yet."""
+class Batch(NamedTuple):
+    """Consecutive frames that are scored together."""
 
     points: Points
-    batches: list[Batch]
-    results: list[Scored]  # one per batch
+    settings: Settings
+    function: ScoreFunction
+    begin: int  # index of the first frame
+    recomputed: bool  # whether the backward pass scores them again
+
+    def scored(self, may_sync: bool) -> Scored:
+        """Call the score function on this batch; errors name the frame's index among all frames."""
+        embeddings = self.points.embeddings()
+        try:
+            with torch.autocast(embeddings[0].device.type, enabled=False):
+                if not self.recomputed:
+                    return self.function(self.points, self.settings, may_sync)
+                names: list[str] = []
+                values = functools.partial(self._listed, may_sync, names)
+                *tensors, needs_values = _Recomputed.apply(values, *embeddings)
+        except NonFiniteError as error:
+            frame = self.begin + error.frame
+            raise NonFiniteError(error.point, frame, self.points.lead) from None
+        return dict(zip(names, tensors)), needs_values
+
+    def _listed(self, may_sync: bool, names: list[str], *embeddings: Tensor) -> tuple[Tensor, ...]:
+        """The result as a tuple of tensors, as autograd requires; fills ``names`` in place."""
+        points = self.points.with_embeddings(embeddings)
+        tensors, needs_values = self.function(points, self.settings, may_sync)
+        names[:] = tensors
+        return *tensors.values(), needs_values
 
 
-def run(points: Points, settings: Settings, score: Score) -> dict[str, Tensor]:
+#: Batches that were scored, with their results, of which no value has been read yet.
+Started = list[tuple[Batch, Scored]]
+
+
+def run(points: Points, settings: Settings, function: ScoreFunction) -> dict[str, Tensor]:
     """Score all frames, in batches of bounded memory.
 
     Without gradients the memory of a batch is freed at once. With gradients, a call whose graph
@@ -76,7 +98,7 @@ def run(points: Points, settings: Settings, score: Score) -> dict[str, Tensor]:
     Args:
         points: points of all frames.
         settings: settings of the map.
-        score: a score function, see the module.
+        function: a score function, see the module.
 
     Returns:
         The tensors of all frames by name, on the device of the input; floating-point tensors are
@@ -85,86 +107,71 @@ def run(points: Points, settings: Settings, score: Score) -> dict[str, Tensor]:
     Raises:
         NonFiniteError: a present point is not finite.
     """
-    return finish([start(points, settings, score)])[0]
+    return finish([start(points, settings, function)])[0]
 
 
 def start(
-    points: Points, settings: Settings, score: Score, batch_bytes: int | None = None
+    points: Points, settings: Settings, function: ScoreFunction, batch_bytes: int | None = None
 ) -> Started:
     """Queue the work of :func:`run` without reading a value from an accelerator.
 
     Args:
-        points, settings, score: as in :func:`run`.
+        points, settings, function: as in :func:`run`.
         batch_bytes: working memory of a batch; the limit on a graph's size is proportional to it.
             None for ``BATCH_BYTES``, or more on an accelerator.
     """
-    features = points.outputs.shape[-1]
-    count = sum(math.prod(x.shape[1:-1]) for x in points.embeddings())
+    embeddings = points.embeddings()
+    frames, features = len(points.outputs), points.outputs.shape[-1]
+    count = sum(math.prod(x.shape[1:-1]) for x in embeddings)
     may_sync = not devices.is_accelerator(points.device)
     largest_graph = GRAPH_BYTES * (batch_bytes or BATCH_BYTES) // BATCH_BYTES
+    # How many frames of N points and M features fit the working memory of a batch.
     batch_bytes = batch_bytes or BATCH_BYTES * (1 if may_sync else ACCELERATOR_BATCHES)
-    size = frames_per_batch(count, features, batch_bytes)
-    tracked = torch.is_grad_enabled() and any(x.requires_grad for x in points.embeddings())
+    frame_bytes = 8 * (2 * count * features + 8 * count**2)
+    size = max(1, batch_bytes // frame_bytes)
+    # Whether the graph of all frames would be too large to keep.
+    tracked = torch.is_grad_enabled() and any(x.requires_grad for x in embeddings)
     squares = 10 if may_sync else 15  # of N² numbers a frame: all N-1 columns are held
-    graph_bytes = points.frames * 8 * (count * features + squares * count**2)
+    graph_bytes = frames * 8 * (count * features + squares * count**2)
     recomputed = tracked and graph_bytes > largest_graph
+    started = []
+    begins = range(0, max(frames, 1), size)  # one empty batch if there are no frames
     # Split, not sliced: the gradient of each slice would be as large as the whole tensor.
-    batches = zip(*(x.split(size) for x in points.embeddings()))
-    begins = range(0, max(points.frames, 1), size)  # one empty batch if there are no frames
-    started = Started(points, [], [])
-    for begin, embeddings in zip(begins, batches):
-        batch = Batch(points, settings, score, begin, embeddings, recomputed)
-        started.batches.append(batch)
-        started.results.append(batch.scored(may_sync))
+    for begin, *parts in zip(begins, *(x.split(size) for x in embeddings)):
+        masks = [
+            None if mask is None else mask[begin : begin + size].to(points.device)
+            for mask in (points.active, points.mask)
+        ]
+        part = points.with_embeddings(parts)._replace(active=masks[0], mask=masks[1])
+        batch = Batch(part, settings, function, begin, recomputed)
+        started.append((batch, batch.scored(may_sync)))
     return started
-
-
-class Batch(NamedTuple):
-    """Consecutive frames that are scored together."""
-
-    points: Points  # of all frames
-    settings: Settings
-    score: Score
-    begin: int  # index of the first frame
-    embeddings: tuple[Tensor, ...]  # of the frames of this batch, see Points.embeddings
-    recomputed: bool  # whether the backward pass scores them again
-
-    def scored(self, may_sync: bool) -> Scored:
-        """Call the score function on this batch; errors name the frame's index among all frames."""
-        try:
-            with torch.autocast(self.embeddings[0].device.type, enabled=False):
-                if not self.recomputed:
-                    return self.score(self._points(self.embeddings), self.settings, may_sync)
-                names: list[str] = []
-                values = functools.partial(self._listed, may_sync, names)
-                *tensors, needs_values = _Recomputed.apply(values, *self.embeddings)
-        except NonFiniteError as error:
-            frame = self.begin + error.frame
-            raise NonFiniteError(error.point, frame, self.points.lead) from None
-        return dict(zip(names, tensors)), needs_values
-
-    def _points(self, embeddings: tuple[Tensor, ...]) -> Points:
-        frames = slice(self.begin, self.begin + len(embeddings[0]))
-        return self.points.batch(frames, embeddings)
-
-    def _listed(self, may_sync: bool, names: list[str], *embeddings: Tensor) -> tuple[Tensor, ...]:
-        """The result as a tuple of tensors, as autograd requires; fills ``names`` in place."""
-        tensors, needs_values = self.score(self._points(embeddings), self.settings, may_sync)
-        names[:] = tensors
-        return *tensors.values(), needs_values
 
 
 def finish(started: Sequence[Started]) -> list[dict[str, Tensor]]:
     """Results of several :func:`start` calls, whose values are read in one go."""
     flags: list[Tensor] = []
-    for entry in started:
-        flags += [needs_values for _, needs_values in entry.results]
+    for batches in started:
+        flags += [needs_values for _, (_, needs_values) in batches]
     unread = iter(torch.stack(flags).tolist() if flags else ())
-    for entry in started:
-        for index, batch in enumerate(entry.batches):
+    results = []
+    for batches in started:
+        scored = []
+        for batch, (tensors, _) in batches:
             if next(unread):
-                entry.results[index] = batch.scored(may_sync=True)
-    return [_joined(entry) for entry in started]
+                tensors, _ = batch.scored(may_sync=True)
+            scored.append(tensors)
+        # The tensors of all batches by name, with the dtype and the leading dimensions of the call.
+        points = batches[0][0].points
+        dtype = functools.reduce(torch.promote_types, (x.dtype for x in points.embeddings()))
+        joined = {}
+        for name in scored[0]:
+            values = torch.cat([tensors[name] for tensors in scored]).to(points.outputs.device)
+            values = values.to(dtype) if values.is_floating_point() else values
+            lead = values.shape[:1] if points.lead is None else points.lead
+            joined[name] = values.reshape(*lead, *values.shape[1:])
+        results.append(joined)
+    return results
 
 
 class _Recomputed(torch.autograd.Function):
@@ -204,17 +211,3 @@ class _Recomputed(torch.autograd.Function):
                 gradient = once(gradient, "scores of frames", tensor)
             input_gradients.append(gradient)
         return None, *input_gradients
-
-
-def _joined(started: Started) -> dict[str, Tensor]:
-    """The tensors of all batches, concatenated by name."""
-    points = started.points
-    dtype = functools.reduce(torch.promote_types, (x.dtype for x in points.embeddings()))
-    joined = {}
-    for name in started.results[0][0]:
-        values = torch.cat([tensors[name] for tensors, _ in started.results])
-        values = values.to(points.outputs.device)
-        values = values.to(dtype) if values.is_floating_point() else values
-        lead = values.shape[:1] if points.lead is None else points.lead
-        joined[name] = values.reshape(*lead, *values.shape[1:])
-    return joined

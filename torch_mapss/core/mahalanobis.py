@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from torch_mapss.core.diffusion_map import Embedding
+from torch_mapss.core.settings import Settings
 
 RIDGE = 1e-6  # ε of [eq:ps_distance]
 
@@ -66,16 +66,20 @@ def squared_mahalanobis(factor: Tensor, deviations: Tensor) -> Tensor:
     return whitened.square().sum(-2)
 
 
-def rounding_floor(embedding: Embedding) -> Tensor:
+def rounding_floor(coordinates: Tensor, settings: Settings) -> Tensor:
     """(F,) largest squared distance that rounding alone can put between two coincident points.
 
     Coordinates are Φ = SV up to the backward error of eigh, at most about N·eps of their size,
     whatever the eigenvalue; the ridge turns a squared length into at most 1/ε times that. In
     float64 that bound costs nothing. In float32 it would swallow whole clusters, so 8·√N·eps is
     used instead, as observed on real frames.
+
+    Args:
+        coordinates: (F, N, D) coordinates of the points of each frame.
+        settings: settings of the map, of which the precision is read.
     """
-    coordinates, double = embedding.coordinates, embedding.precision == torch.float64
     points = coordinates.shape[-2]
+    double = settings.precision == torch.float64
     error = 64.0 * points if double else 8.0 * math.sqrt(points)
     size = coordinates.detach().abs().flatten(1).amax(-1)
-    return (error * torch.finfo(embedding.precision).eps * size).square() / RIDGE
+    return (error * torch.finfo(settings.precision).eps * size).square() / RIDGE

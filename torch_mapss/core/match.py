@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torch_mapss.core.diffusion_map import Embedding, read_map
+from torch_mapss.core import devices
+from torch_mapss.core.diffusion_map import FrameMaps, read_map
 from torch_mapss.core.gamma import both_tails
 from torch_mapss.core.mahalanobis import RIDGE, ClusterDistances, rounding_floor
 from torch_mapss.core.points import Points, presence, scored_outputs, split_points
@@ -17,18 +17,9 @@ from torch_mapss.core.settings import Settings
 LOG_ZERO = math.log(torch.finfo(torch.float64).tiny)  # in place of log 0, which is not finite
 
 
-class Gamma(NamedTuple):
-    """Gamma distribution with its moments [eq:gamma_matching]."""
-
-    mean: Tensor
-    variance: Tensor
-    k: Tensor
-    theta: Tensor
-
-
-def gamma(mean: Tensor, variance: Tensor) -> Gamma:
-    """Gamma distribution with shape k and scale θ matched to the moments."""
-    return Gamma(mean, variance, mean.square() / variance, variance / mean)
+def gamma_parameters(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Shape k and scale θ of the Gamma distribution with these moments [eq:gamma_matching]."""
+    return mean.square() / variance, variance / mean
 
 
 # --------------------------------------------------------------------------------------------
@@ -37,17 +28,22 @@ def gamma(mean: Tensor, variance: Tensor) -> Gamma:
 
 
 def attributed_deviations(
-    embedding: Embedding, points: Points
+    coordinates: Tensor, points: Points
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Distortions and outputs, centred at the reference of each output's source.
+
+    Args:
+        coordinates: (F, N, D) coordinates of all points of the frames.
+        points: points of the frames.
 
     Returns:
         Distortions (F, S', P, D), zero where absent; outputs (F, S', D); mask (F, S', P) of the
         distortions that are present; and their number N_p (F, S').
     """
-    outputs, clusters = split_points(embedding.coordinates, points)
+    outputs, clusters = split_points(coordinates, points)
     _, present = presence(points)
-    clusters, present = points.of_outputs(clusters), points.of_outputs(present)
+    clusters = devices.select(clusters, points.attributed, 1)
+    present = devices.select(present, points.attributed, 1)
     reference = clusters[..., :1, :]
     present = present[..., 1:]
     deviations = (clusters[..., 1:, :] - reference) * present.unsqueeze(-1)
@@ -72,7 +68,7 @@ def is_collapsed(mean: Tensor, variance: Tensor, floor: Tensor, settings: Settin
     return (mean <= smallest_mean) | (variance <= spread)
 
 
-def of_match(embedding: Embedding, points: Points, settings: Settings) -> dict[str, Tensor]:
+def of_match(maps: FrameMaps, points: Points, settings: Settings) -> dict[str, Tensor]:
     """PM [eq:pm_gamma_mm_short], log PM and d (F, S') of one map; 0 where undefined.
 
     A cluster is collapsed where the mean or variance of its squared distances is 0 up to the
@@ -80,32 +76,33 @@ def of_match(embedding: Embedding, points: Points, settings: Settings) -> dict[s
     output coincides with its reference, else 0, without gradient. The log of a PM of 0 is the log
     of the smallest normal number rather than -inf, since it enters means.
     """
-    deviations, output, present, count = attributed_deviations(embedding, points)
+    deviations, output, present, count = attributed_deviations(maps.coordinates, points)
     offsets = torch.cat([deviations, output.unsqueeze(-2)], -2)
     squared = ClusterDistances.apply(deviations, (count - 1).clamp(min=1), offsets)
-    floor = rounding_floor(embedding).unsqueeze(-1)
+    floor = rounding_floor(maps.coordinates, settings).unsqueeze(-1)
     g, a = squared[..., :-1], squared[..., -1]
     a = torch.where(a <= floor, 0.0, a)
     reference = settings.convention == "reference"
     if reference:
         g, a = g + RIDGE, a + RIDGE
     mean, variance = moments(g, present, count)
-    scored, no_map = scored_outputs(points), embedding.degenerate.unsqueeze(-1)
+    scored, no_map = scored_outputs(points), maps.degenerate.unsqueeze(-1)
     fitted = scored & ~no_map & ~is_collapsed(mean, variance, floor, settings)
-    fit = gamma(torch.where(fitted, mean, 1.0), torch.where(fitted, variance, 1.0))
-    score, log_score = both_tails(fit.k, torch.where(fitted, a / fit.theta, 0.0))
+    mean, variance = torch.where(fitted, mean, 1.0), torch.where(fitted, variance, 1.0)
+    k, theta = gamma_parameters(mean, variance)
+    score, log_score = both_tails(k, torch.where(fitted, a / theta, 0.0))
     if reference:
         score = torch.where(score < 1e-16, 0.0, score)  # as 1 - cdf, which rounds to 0 there
 
     outputs = len(points.attributed)
     rows = torch.arange(outputs, device=a.device)
-    apart = embedding.squared_distances[:, rows, outputs + points.source_index()]
+    apart = maps.squared_distances[:, rows, outputs + points.source_index()]
     same = torch.where(no_map, apart, a.detach()) <= 0.0
     log_zero = torch.zeros_like(a).masked_fill(scored & ~same, LOG_ZERO)
     return {
         "pm": torch.where(fitted, score, (scored & same).to(score.dtype)),
         "log_pm": torch.where(fitted, log_score, log_zero),
-        "match_dimension": embedding.dimensions(outputs),
+        "match_dimension": maps.dimension.unsqueeze(-1).expand(-1, outputs),
     }
 
 

@@ -7,6 +7,7 @@ never of a cluster. Rows of a frame's graph come in the order outputs, reference
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -31,22 +32,8 @@ class Points(NamedTuple):
     active: Tensor | None = None  # (F, S) bool; None: every source is active
     mask: Tensor | None = None  # (F, S, P) bool; None: every distortion is present
     others: Tensor | None = None  # (F, S, M) sum of the other references; None where unused
-    lead: torch.Size | None = None  # dimensions that the frames were flattened from; None: (F,)
-
-    @property
-    def frames(self) -> int:
-        """F."""
-        return len(self.outputs)
-
-    @property
-    def sources(self) -> int:
-        """S."""
-        return self.references.shape[1]
-
-    @property
-    def members(self) -> int:
-        """P."""
-        return self.distortions.shape[2]
+    # Dimensions that all frames were flattened from, those of other batches too; None: (F,).
+    lead: torch.Size | None = None
 
     @property
     def device(self) -> torch.device:
@@ -58,21 +45,14 @@ class Points(NamedTuple):
         tensors = self.outputs, self.references, self.distortions
         return tensors if self.others is None else (*tensors, self.others)
 
-    def batch(self, frames: slice, embeddings: tuple[Tensor, ...]) -> Points:
-        """Points of a slice of frames: the given ``embeddings``, masks on :attr:`device`."""
-        flags = (self.active, self.mask)
-        active, mask = (None if x is None else x[frames].to(self.device) for x in flags)
-        others = None if self.others is None else embeddings[3]
-        outputs, references, distortions = embeddings[:3]
-        return Points(outputs, references, distortions, self.attributed, active, mask, others)
+    def with_embeddings(self, tensors: Sequence[Tensor]) -> Points:
+        """The same points with other tensors in place of :meth:`embeddings`."""
+        names = "outputs", "references", "distortions", "others"
+        return self._replace(**dict(zip(names, tensors)))
 
     def source_index(self) -> Tensor:
         """(S',) int64, the source of each output."""
         return devices.upload(self.attributed, self.device)
-
-    def of_outputs(self, values: Tensor, dim: int = 1) -> Tensor:
-        """Gather values per source (S along ``dim``) into values per output (S')."""
-        return devices.select(values, self.attributed, dim)
 
 
 # --------------------------------------------------------------------------------------------
@@ -83,10 +63,10 @@ class Points(NamedTuple):
 def presence(points: Points) -> tuple[Tensor, Tensor]:
     """Masks: active sources (F, S), and present cluster points (F, S, P+1), reference first."""
     active = points.active
-    shape = points.frames, points.sources
+    frames, sources, members, _ = points.distortions.shape
     if active is None:
-        active = torch.ones(shape, dtype=torch.bool, device=points.device)
-    present = active.unsqueeze(-1).expand(*shape, points.members + 1)
+        active = torch.ones(frames, sources, dtype=torch.bool, device=points.device)
+    present = active.unsqueeze(-1).expand(frames, sources, members + 1)
     if points.mask is not None:
         present = present & torch.nn.functional.pad(points.mask, (1, 0), value=True)
     return active, present
@@ -97,13 +77,13 @@ def point_validity(points: Points) -> Tensor | None:
     if points.active is None and points.mask is None:
         return None
     active, present = presence(points)
-    validity = points.of_outputs(active), present[..., 0], present[..., 1:].flatten(1)
-    return torch.cat(validity, -1)
+    outputs = devices.select(active, points.attributed, 1)
+    return torch.cat([outputs, present[..., 0], present[..., 1:].flatten(1)], -1)
 
 
 def split_points(coordinates: Tensor, points: Points) -> tuple[Tensor, Tensor]:
     """Split (F, N, D) into outputs (F, S', D) and clusters (F, S, P+1, D), reference first."""
-    s, p = points.sources, points.members
+    s, p = points.distortions.shape[1:3]
     outputs, references, distortions = coordinates.split([len(points.attributed), s, s * p], -2)
     distortions = distortions.unflatten(-2, (s, p))
     return outputs, torch.cat([references.unsqueeze(-2), distortions], -2)
@@ -112,7 +92,8 @@ def split_points(coordinates: Tensor, points: Points) -> tuple[Tensor, Tensor]:
 def scored_outputs(points: Points) -> Tensor:
     """(F, S') bool, whether an output's source is active together with another one."""
     active, _ = presence(points)
-    return points.of_outputs(active) & (active.sum(-1, keepdim=True) >= LEAST_ACTIVE)
+    several = active.sum(-1, keepdim=True) >= LEAST_ACTIVE
+    return devices.select(active, points.attributed, 1) & several
 
 
 # --------------------------------------------------------------------------------------------
@@ -145,21 +126,25 @@ class NonFiniteError(ValueError):
         )
 
 
-def joined(*point_groups: Tensor) -> Tensor:
-    """Join groups (F, n, M) into (F, N, M) float64, detached, on a device that has float64."""
+def joined(point_groups: Sequence[Tensor], valid: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Join groups of points into one tensor, on a device that has float64, and check them.
+
+    Args:
+        point_groups: (F, n, M) each.
+        valid: (F, N) bool, points that are present; None: all.
+
+    Returns:
+        (F, N, M) float64, detached; and (F, N) bool, present points that are not finite, or whose
+        squared norm overflows.
+    """
     frames, _, features = point_groups[0].shape
     device = devices.working_device(point_groups[0].device)
     counts = [group.shape[1] for group in point_groups]
     points = torch.empty(frames, sum(counts), features, dtype=torch.float64, device=device)
     for rows, group in zip(points.split(counts, 1), point_groups):
         rows.copy_(group.detach())
-    return points
-
-
-def broken_points(x: Tensor, valid: Tensor | None) -> Tensor:
-    """(F, N) bool: present points that are not finite, or whose squared norm overflows."""
-    broken = ~torch.isfinite(torch.linalg.vector_norm(x, dim=-1).square())
-    return broken if valid is None else broken & valid
+    broken = ~torch.isfinite(torch.linalg.vector_norm(points, dim=-1).square())
+    return points, broken if valid is None else broken & valid
 
 
 def refuse_broken(broken: Tensor, points: Points) -> None:
@@ -167,10 +152,11 @@ def refuse_broken(broken: Tensor, points: Points) -> None:
     if not bool(broken.any()):
         return
     frame, point = (int(index) for index in broken.nonzero()[0])
-    sources = range(points.sources)
+    sources, members = points.distortions.shape[1:3]
     names = [f"the output of source {i}" for i in points.attributed]
-    names += [f"the reference of source {i}" for i in sources]
-    names += [f"distortion {m} of source {i}" for i in sources for m in range(points.members)]
+    names += [f"the reference of source {i}" for i in range(sources)]
+    for i in range(sources):
+        names += [f"distortion {m} of source {i}" for m in range(members)]
     raise NonFiniteError(names[point], frame)
 
 

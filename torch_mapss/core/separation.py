@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss.core.autograd import safe_sqrt
-from torch_mapss.core.diffusion_map import Embedding, read_map
+from torch_mapss.core.diffusion_map import FrameMaps, read_map
 from torch_mapss.core.mahalanobis import RIDGE, ClusterDistances
 from torch_mapss.core.points import Points, presence, scored_outputs, split_points
 from torch_mapss.core.settings import Settings
@@ -37,9 +37,8 @@ def own_and_nearest(squared: Tensor, active: Tensor, points: Points) -> Tensor:
         (..., F, S', 2) int64; the second entry is meaningless where no other source is active.
     """
     attributed = points.source_index().unsqueeze(-1)
-    foreign = (
-        torch.arange(points.sources, device=attributed.device) != attributed
-    ) & active.unsqueeze(-2)
+    source_index = torch.arange(active.shape[-1], device=attributed.device)
+    foreign = (source_index != attributed) & active.unsqueeze(-2)
     nearest = torch.where(foreign, squared, torch.inf).argmin(-1, keepdim=True)
     return torch.cat([attributed.expand_as(nearest), nearest], -1)
 
@@ -52,29 +51,28 @@ def ratio(a: Tensor, b: Tensor, convention: str) -> Tensor:
     return torch.where(positive, b / torch.where(positive, a + b, 1.0), 0.5)
 
 
-def of_separation(embedding: Embedding, points: Points, settings: Settings) -> dict[str, Tensor]:
+def of_separation(maps: FrameMaps, points: Points, settings: Settings) -> dict[str, Tensor]:
     """PS, A, B [eq:B] and d (F, S') of one map; 0 where undefined, PS ½ without a map."""
-    outputs, clusters = split_points(embedding.coordinates, points)
+    outputs, clusters = split_points(maps.coordinates, points)
     active, present = presence(points)
     mean, deviations, divisor = cluster_statistics(clusters, present)
     delta = outputs.unsqueeze(-3) - mean.unsqueeze(-2)  # (F, S, S', D)
     squared = ClusterDistances.apply(deviations, divisor, delta).mT  # (F, S', S)
     cluster = own_and_nearest(squared.detach(), active, points)
     # Picked by a one-hot sum: its backward is deterministic on every device.
-    source_index = torch.arange(points.sources, device=squared.device)
-    distances = torch.where(source_index == cluster.unsqueeze(-1), squared.unsqueeze(-2), 0.0).sum(
-        -1
-    )
+    source_index = torch.arange(active.shape[-1], device=squared.device)
+    picked = source_index == cluster.unsqueeze(-1)
+    distances = torch.where(picked, squared.unsqueeze(-2), 0.0).sum(-1)
     scored = scored_outputs(points)
     ridge = RIDGE if settings.convention == "reference" else 0.0
     a, b = safe_sqrt(torch.where(scored.unsqueeze(-1), distances + ridge, 0.0)).unbind(-1)
-    defined = scored & ~embedding.degenerate.unsqueeze(-1)
+    defined = scored & ~maps.degenerate.unsqueeze(-1)
     ps = torch.where(defined, ratio(a, b, settings.convention), 0.5)
     return {
         "ps": torch.where(scored, ps, 0.0),
         "attributed_distance": a,
         "foreign_distance": b,
-        "separation_dimension": embedding.dimensions(len(points.attributed)),
+        "separation_dimension": maps.dimension.unsqueeze(-1).expand_as(ps),
     }
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss import audio
-from torch_mapss.core.decomposition import check_sources, whole_steps
+from torch_mapss.core.decomposition import checked_steps
 from torch_mapss.core.settings import Settings
 from torch_mapss.distortions import DistortionBank
 from torch_mapss.distortions.bank_members import evenly
@@ -113,7 +113,7 @@ class Config:
 
     def __post_init__(self) -> None:
         if "decomposition" in self.measures:
-            whole_steps(self.settings.time)  # needs no encoder
+            checked_steps(self.settings.time, sources=2)  # needs no encoder
         if all(slot.is_known for slot in self.encoders.values()):
             _ = self.grid, self.segment
             self.check(self.measures)
@@ -127,8 +127,7 @@ class Config:
             samples: length of the longest clip, before resampling.
         """
         if "decomposition" in measures:
-            whole_steps(self.settings.time)
-            check_sources(sources)
+            checked_steps(self.settings.time, sources)
         # Decomposition's default bank is cut from PS's, so PS's is checked first.
         for measure in reversed(with_encoder(measures)):
             count = len(self.bank_of(measure.name).names(self.grid.sample_rate))

@@ -112,13 +112,13 @@ def bounds_of(
 
 def utterance_bounds(confidence: float, values: FrameValues) -> dict[str, Bounds]:
     """Half-widths (B, S') of pooled clearance and fidelity, by jackknife of the pooled scores."""
-    from torch_mapss.bounds.decomposition import LeftOut, utterance_half_widths
+    from torch_mapss.bounds.decomposition import utterance_half_widths
 
     measure = MEASURES["decomposition"]
     names = "clearance", "fidelity"
     counts = [values.of(measure, f"{name}_defined").sum(-1) for name in names]
     if values.sums:
-        sums = LeftOut(*(values.sums[name].to(counts[0].device) for name in LeftOut._fields))
+        sums = {name: total.to(counts[0].device) for name, total in values.sums.items()}
         clearance_frames, fidelity_frames = counts
         tails = utterance_half_widths(sums, clearance_frames, fidelity_frames, confidence)
     else:  # no frame is scored

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch_mapss.core.decomposition import decomposition_scores
-from torch_mapss.core.frame_batches import Score
+from torch_mapss.core.frame_batches import ScoreFunction
 from torch_mapss.core.match import match_scores
 from torch_mapss.core.separation import separation_scores
 from torch_mapss.score_table import ENERGY_MEASURES, SCORES, scores_of
@@ -33,7 +33,7 @@ class Measure:
     unscored: tuple[str, ...] = ()
     encoder: str | None = None
     bank: str | None = None
-    score: Score | None = None  # score function: points of frames -> fields by name
+    score: ScoreFunction | None = None  # score function: points of frames -> fields by name
     least_members: int = 0  # fewest distortions in a cluster
     others: bool = False  # whether it reads the sum of the other references
     in_pauses: bool = False  # whether frames are scored in which the own source pauses

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss.core import devices
-from torch_mapss.core.frame_batches import Score, Started, finish, start
+from torch_mapss.core.frame_batches import ScoreFunction, Started, finish, start
 from torch_mapss.core.points import Points
 from torch_mapss.core.settings import Settings
 from torch_mapss.pipeline.activity import exposed_estimates, scored_estimates, sources_in_graph
@@ -34,7 +34,7 @@ Record = TypeVar("Record")
 class Task(Generic[Record]):
     """The score functions to run on every frame, and the record to make from their results."""
 
-    functions: Mapping[str, Score]  # by measure
+    functions: Mapping[str, ScoreFunction]  # by measure
     settings: Settings  # of the diffusion map
     record: Callable[[FrameValues], Record]
 
