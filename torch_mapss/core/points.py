@@ -47,8 +47,9 @@ class Points(NamedTuple):
 
     def with_embeddings(self, tensors: Sequence[Tensor]) -> Points:
         """The same points with other tensors in place of :meth:`embeddings`."""
-        names = "outputs", "references", "distortions", "others"
-        return self._replace(**dict(zip(names, tensors)))
+        outputs, references, distortions, *others = tensors
+        points = self._replace(outputs=outputs, references=references, distortions=distortions)
+        return points._replace(others=others[0]) if others else points
 
     def source_index(self) -> Tensor:
         """(S',) int64, the source of each output."""
