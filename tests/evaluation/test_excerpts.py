@@ -101,6 +101,33 @@ def test_no_excerpt_is_pushed_out_of_what_plays(draw):
     assert "bleed_db_se" not in scores
 
 
+@pytest.mark.parametrize("channels", ["mean", "each"])
+@pytest.mark.parametrize("options", [{"excerpts": 3}, {"excerpts": 1, "excerpt_seconds": 1.0}])
+def test_a_single_excerpt_has_no_standard_error(options, channels):
+    """It is drawn alone, or the mixture is so short that excerpts would cover it."""
+    references = bursts(2.0)
+    estimates = leaky(references)
+    if channels == "each":
+        references, estimates = (
+            waves.unsqueeze(1).expand(-1, 2, -1) for waves in (references, estimates)
+        )
+    report = torch_mapss.evaluate(
+        estimates=estimates,
+        references=references,
+        sample_rate=RATE,
+        encoder="mel",
+        bank_size=10,
+        channels=channels,
+        **options,
+    )
+    scores = report.scores
+    for name in ("clearance", "fidelity", "ps", "pm"):
+        assert scores[name].notna().all()
+        assert scores[f"{name}_se"].isna().all()
+    assert "bleed_db_se" not in scores
+    assert "std. error" in str(report)
+
+
 def test_frames_are_drawn_anew_for_every_mixture_and_alike_for_its_systems():
     references = bursts(1.5)
     drawn = []

@@ -106,7 +106,7 @@ def sampling(channels: Sequence[Scores], inside: Tensor) -> tuple[DataFrame, dic
 
     By jackknife: scores are pooled over all excerpts but one at a time. So an excerpt counts by its
     frames, and poolings other than means are treated correctly. Bleed, which is of the whole
-    signal, has none.
+    signal, has none, and a single excerpt has only NaN.
 
     Args:
         channels: scores of the whole of each channel, with frames outside of the excerpts
@@ -115,10 +115,11 @@ def sampling(channels: Sequence[Scores], inside: Tensor) -> tuple[DataFrame, dic
     """
     import pandas
 
+    without_bleed = [replace(scores, bleed_db=None) for scores in channels]
     tables = []
     for excerpt in range(inside.shape[-1]):
         remaining = ~inside[:, excerpt]
-        of_channels = [columns(selected(scores, remaining)) for scores in channels]
+        of_channels = [columns(selected(scores, remaining)) for scores in without_bleed]
         table = mean_over_channels(of_channels)
         names = [name for name in scores_in(table) if name != "bleed_db"]
         tables.append(table[names])

@@ -179,9 +179,11 @@ class Report:
             shown = {score_label(name): self.scores[name]}
             if f"{name}_tail" in self.scores:
                 shown["±"] = self.scores[f"{name}_radius"] + self.scores[f"{name}_tail"]
+            # Bleed and SI-SDR are of the whole signal and have no error over excerpts.
+            error = [self.errors.get(name, np.nan)] if self.errors else []
             for label, values in shown.items():
-                footer = [values.mean(), *([self.errors[name]] if self.errors else [])]
-                columns.append([label, *(score_text(name, x) for x in [*values, *footer])])
+                cells = [*values, values.mean(), *error]
+                columns.append([label, *(score_text(name, x) for x in cells)])
         counts = (f"{row.frames}/{row.total_frames}" for row in self.rows)
         header, *rows = zip(*columns, ["frames", *counts, *blank])
         return Table(header, rows, left=2)
