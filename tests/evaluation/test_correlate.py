@@ -24,7 +24,7 @@ from torch_mapss.evaluation.correlation_stats import (
     POOLINGS,
     CorrelationSettings,
 )
-from torch_mapss.evaluation.ratings import KEYS, Stimuli
+from torch_mapss.evaluation.ratings import KEYS
 
 QUESTIONS = ("interference", "quality")
 
@@ -52,7 +52,7 @@ def cells(result: Correlation, **values_by_column: str) -> dict[str, Any]:
 
 
 def test_every_measure_meets_every_question():
-    result = correlate_stimuli(Stimuli(stimuli()), None, CorrelationSettings(draws=200))
+    result = correlate_stimuli(stimuli(), None, CorrelationSettings(draws=200))
     assert len(result.rows) == 2 * 3 * 2
     row = cells(result, question="quality", measure="log_pm", pooling="per_track")
     assert row["srcc"] == row["pcc"] == pytest.approx(1.0)
@@ -65,7 +65,7 @@ def test_every_measure_meets_every_question():
     pairs = {*zip(result.differences["measure_a"], result.differences["measure_b"])}
     assert pairs == {("ps", "log_pm"), ("ps", "pesq"), ("log_pm", "pesq")}
     with pytest.raises(ValueError, match="stoi"):
-        correlate_stimuli(Stimuli(stimuli()), ["stoi"])
+        correlate_stimuli(stimuli(), ["stoi"])
 
 
 def test_errors_of_scores_widen_the_correlation():
@@ -76,7 +76,7 @@ def test_errors_of_scores_widen_the_correlation():
 
     def widths(**options: Any) -> dict[str, Any]:
         result = correlate_stimuli(
-            Stimuli(outputs_of_sources), ["ps"], CorrelationSettings(draws=0, **options)
+            outputs_of_sources, ["ps"], CorrelationSettings(draws=0, **options)
         )
         return cells(result, pooling="per_track")
 
@@ -113,7 +113,7 @@ def test_folders_and_rivals_become_tables_and_plots(files, tmp_path):
     rival_scores.assign(source_index=0, source="ref").to_csv(rivals, index=False)
     result = correlate(results, ratings, rivals=[rivals], draws=100)
     assert list(result.labels) == ["ps", "log_pm", "pesq"]
-    from_tables = correlate_stimuli(Stimuli(stimuli(6)), None, CorrelationSettings(draws=100))
+    from_tables = correlate_stimuli(stimuli(6), None, CorrelationSettings(draws=100))
     assert_frame_equal(result.rows, from_tables.rows)
     out = Path(result.save(tmp_path / "new" / "out"))
     written = pandas.read_csv(out / "correlations.csv", keep_default_na=False, na_values=["nan"])
@@ -136,13 +136,11 @@ def test_folders_and_rivals_become_tables_and_plots(files, tmp_path):
 def test_what_is_resampled_and_every_reason_is_said():
     rated_outputs = quality(4).assign(log_foreign_distance=1.0)
     rated_outputs["cluster"] = rated_outputs["system"]
-    result = correlate_stimuli(
-        Stimuli(rated_outputs), None, CorrelationSettings(draws=50, cluster="system")
-    )
+    result = correlate_stimuli(rated_outputs, None, CorrelationSettings(draws=50, cluster="system"))
     assert {*zip(result.rows["cluster"], result.rows["clusters"])} == {("system", 5)}
     assert "Intervals resample systems" in result.summary()
     assert list(result.labels) == ["ps", "log_pm", "pesq"]  # diagnostics wait to be asked for
-    result = correlate_stimuli(Stimuli(quality(1)), ["log_pm"], CorrelationSettings(draws=0))
+    result = correlate_stimuli(quality(1), ["log_pm"], CorrelationSettings(draws=0))
     row = cells(result, pooling="pooled")
     assert row["reason"] == "no draws: no interval, no p; one cluster: no interval"
     assert all(reason in result.summary() for reason in row["reason"].split("; "))
@@ -180,7 +178,7 @@ def test_the_command(files, tmp_path, capsys):
 
 def test_a_table_that_has_both_gives_the_same_numbers():
     joined = stimuli(6)
-    expected = correlate_stimuli(Stimuli(joined), None, CorrelationSettings(draws=100))
+    expected = correlate_stimuli(joined, None, CorrelationSettings(draws=100))
     table = joined.drop(columns=["scenario", "cluster"])
     unrated = table.head(1).assign(rating=math.nan)
     table = pandas.concat([table, unrated], ignore_index=True)
@@ -223,7 +221,7 @@ def test_scores_of_which_lower_is_better_are_turned(tmp_path):
     """Quiet bleed goes with high ratings: that is agreement, and a positive correlation."""
     joined = quality(8)
     joined["bleed_db"] = -20.0 - 0.2 * joined["rating"]
-    result = correlate_stimuli(Stimuli(joined), None, CorrelationSettings(draws=50))
+    result = correlate_stimuli(joined, None, CorrelationSettings(draws=50))
     for pooling in POOLINGS:
         row = cells(result, measure="bleed_db", pooling=pooling)
         assert (row["srcc"], row["pcc"]) == (pytest.approx(1.0), pytest.approx(1.0))

@@ -13,8 +13,8 @@ import torch
 from separations import sources, write
 
 from torch_mapss.evaluation import cli
-from torch_mapss.evaluation.folders import Corpus, read_folders
-from torch_mapss.evaluation.manifest import ManifestError
+from torch_mapss.evaluation.folders import read_folders
+from torch_mapss.evaluation.manifest import ManifestError, Mixture
 
 SONGS, STEMS = ("song1", "song2", "song10"), ("bass", "drums", "other", "vocals")
 WSJ, EXAMPLES = ("011a_2", "012b_-1", "013c_0"), ("ex_1", "ex_2", "ex_3")
@@ -33,7 +33,9 @@ def grid(outer: Sequence[str], inner: Sequence[str], form: str = "{}/{}.wav") ->
     return [form.format(folder, name) for folder in outer for name in inner]
 
 
-def read(root: Path, references: Any, estimates: Any, *forms: str, **options: Any) -> Corpus:
+def read(
+    root: Path, references: Any, estimates: Any, *forms: str, **options: Any
+) -> tuple[Sequence[Mixture], Sequence[str]]:
     """Files of the references and of system A, whose templates are the forms."""
     truth, made = touch(root / "r", *references), touch(root / "a", *estimates)
     if forms:
@@ -107,20 +109,20 @@ PLAIN = ("musdb", "librimix", "wsj0-2mix", "no names of sources", "mixtures in f
     [*((name, "") for name in PLAIN), *((name, x[2]) for name, x in LAYOUTS.items() if x[2])],
 )
 def test_layouts_of_test_sets(tmp_path, name, template):
-    references, estimates, _, mixtures, names = LAYOUTS[name]
-    corpus = read(tmp_path, references, estimates, *filter(None, template.split("|")))
-    assert tuple(mixture.name for mixture in corpus.mixtures) == tuple(mixtures)
-    for mixture in corpus.mixtures:
+    references, estimates, _, mixture_names, names = LAYOUTS[name]
+    mixtures, notes = read(tmp_path, references, estimates, *filter(None, template.split("|")))
+    assert tuple(mixture.name for mixture in mixtures) == tuple(mixture_names)
+    for mixture in mixtures:
         assert mixture.sources == tuple(names)
         words = (*mixture.name.split("/"),) if name != "one mixture" else ()
         for source, *paths in zip(names, mixture.references, mixture.systems["A"], strict=True):
             for path in map(str, paths):
                 assert Path(path).is_file()
                 assert all(word in path for word in (source, *words))
-    first_mixture = corpus.mixtures[0].mixture
+    first_mixture = mixtures[0].mixture
     has = name in ("musdb", "wsj0-2mix", "asteroid", "no names of sources", "one mixture")
     assert (first_mixture is not None and "mix" in first_mixture) == has
-    told = "".join(corpus.notes)
+    told = "".join(notes)
     assert ("set aside" in told) == any("mix" in path for path in references)
     assert ("'noise'" in told) == (name == "librimix")
 
@@ -136,10 +138,10 @@ def test_enhancement_sets_have_noise_as_second_reference(tmp_path):
     clean, noisy, made = forms
     derived = tmp_path / "out" / "noise"
     options = {"noisy": noisy, "derived": str(derived)}
-    corpus = read_folders(clean, {"A": made}, **options)
-    assert [m.sources for m in corpus.mixtures] == [("speech", "noise")] * 2
-    assert corpus.mixtures[0].systems["A"][1] is None
-    noise_samples, rate = soundfile.read(corpus.mixtures[0].references[1])
+    mixtures, _ = read_folders(clean, {"A": made}, **options)
+    assert [m.sources for m in mixtures] == [("speech", "noise")] * 2
+    assert mixtures[0].systems["A"][1] is None
+    noise_samples, rate = soundfile.read(mixtures[0].references[1])
     assert rate == 16_000
     torch.testing.assert_close(torch.tensor(noise_samples).float(), noise, atol=1e-6, rtol=0)
     stamp = (derived / "1.wav").stat().st_mtime_ns
@@ -157,9 +159,9 @@ def test_what_a_system_lacks_throughout_is_null(tmp_path):
     truth = touch(tmp_path / "r", *grid(songs, names))
     complete = touch(tmp_path / "w", *grid(songs, names), "c/bass.wav", "a/other.wav")
     voice = touch(tmp_path / "v", *grid(songs, ["vocals"]))
-    corpus = read_folders(truth, {"whole": complete, "voice": voice})
-    assert corpus.mixtures[1].systems["voice"] == (None, None, f"{voice}/b/vocals.wav")
-    told = "\n".join(corpus.notes)
+    mixtures, notes = read_folders(truth, {"whole": complete, "voice": voice})
+    assert mixtures[1].systems["voice"] == (None, None, f"{voice}/b/vocals.wav")
+    told = "\n".join(notes)
     assert "'voice': no estimate of 'bass', 'drums'" in told
     assert "'whole': 1 mixtures without references" in told
 
@@ -167,7 +169,8 @@ def test_what_a_system_lacks_throughout_is_null(tmp_path):
 def test_sources_are_chosen_by_name(tmp_path):
     arguments = tmp_path, grid(("s1", "s2", "noise", "mix"), "abc"), grid(("s1", "s2"), "abc")
     for names in (["noise", "s2", "s1"], ["mix", "s2"]):
-        assert read(*arguments, sources=names).mixtures[0].sources == tuple(names)
+        mixtures, _ = read(*arguments, sources=names)
+        assert mixtures[0].sources == tuple(names)
     assert "'s3'" in refused(*arguments, sources=["s1", "s3"])
     assert "two sources" in refused(*arguments, sources=["s1"])
 
@@ -179,20 +182,20 @@ def test_sources_are_chosen_by_name(tmp_path):
 def test_mixtures_may_have_sources_of_their_own(tmp_path, layout, template):
     """A set whose tracks have different stems, also in a folder each."""
     files = grid(("t1",), ("vocals", "bass"), layout) + grid(("t2",), ("vocals", "guitar"), layout)
-    corpus = read(tmp_path, files, files, *([template] * 2 if template else ()))
-    assert [m.sources for m in corpus.mixtures] == [("bass", "vocals"), ("guitar", "vocals")]
-    (note_on_lack,) = [note for note in corpus.notes if "lack" in note]
+    mixtures, notes = read(tmp_path, files, files, *([template] * 2 if template else ()))
+    assert [m.sources for m in mixtures] == [("bass", "vocals"), ("guitar", "vocals")]
+    (note_on_lack,) = [note for note in notes if "lack" in note]
     assert "'bass' in 1" in note_on_lack
     assert "all have 'vocals'" in note_on_lack
-    assert len(corpus.notes) == 2
+    assert len(notes) == 2
 
 
 def test_names_in_two_unicode_forms_are_paired(tmp_path):
     decomposed_name, e = (unicodedata.normalize("NFD", text) for text in ("Café", "é"))
     files = grid(("Café", "b", "c"), ("é", "x")), grid((decomposed_name, "b", "c"), (e, "x"))
-    corpus = read(tmp_path, *files, sources=[e, "x"])
-    assert len(corpus.mixtures) == 3
-    for mixture in corpus.mixtures:
+    mixtures, _ = read(tmp_path, *files, sources=[e, "x"])
+    assert len(mixtures) == 3
+    for mixture in mixtures:
         assert all(Path(path).exists() for path in (*mixture.references, *mixture.systems["A"]))
 
 

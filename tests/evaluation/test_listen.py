@@ -242,8 +242,8 @@ def test_ratings_come_back_under_their_names(made, folder, tmp_path):
     assert len(rows) == len(key) + 1
     columns = "dataset track source system question role mean_rating n_ratings std median_rating"
     assert [*rows[0]] == [*columns.split(), "mean_norm", "median_norm"]
-    joined = load_ratings(made / "ratings.csv")  # by what reads it for correlations
-    assert joined.table["is_system"].sum() == 24
+    joined, _ = load_ratings(made / "ratings.csv")  # by what reads it for correlations
+    assert joined["is_system"].sum() == 24
     by_place = {(r["track"], r["source"], r["system"]): r for r in rows}
     for stimulus in rows_of(key):
         row = by_place[stimulus["mixture_id"], stimulus["source"], stimulus["system"]]

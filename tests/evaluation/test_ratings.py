@@ -5,10 +5,10 @@ from __future__ import annotations
 import pandas
 import pytest
 
-from torch_mapss.evaluation.ratings import Stimuli, join, load_ratings, match_names
+from torch_mapss.evaluation.ratings import join, load_ratings, match_names
 
 
-def rated(*systems: str, source: str = "vocals") -> Stimuli:
+def rated(*systems: str, source: str = "vocals") -> pandas.DataFrame:
     """One rating of each system; ``control:`` ones are no systems."""
     rows = [
         {"scenario": "all", "question": "q", "track": "t", "source": source, "rating": 50.0}
@@ -16,7 +16,7 @@ def rated(*systems: str, source: str = "vocals") -> Stimuli:
         | {"cluster": "t"}
         for s in systems
     ]
-    return Stimuli(pandas.DataFrame(rows), ("so rated",))
+    return pandas.DataFrame(rows)
 
 
 def outputs(*systems: str, source: str = "vocals", track: str = "t") -> pandas.DataFrame:
@@ -35,19 +35,19 @@ def test_names_of_sources_meet():
 
 def test_controls_are_left_out_unless_asked_for():
     ratings, scores = rated("A", "control:ref"), outputs("A", "control:ref")
-    assert list(join(scores, ratings).table["system"]) == ["A"]
-    assert list(join(scores, ratings, controls=True).table["system"]) == ["A", "ref"]
+    assert list(join(scores, ratings)[0]["system"]) == ["A"]
+    assert list(join(scores, ratings, controls=True)[0]["system"]) == ["A", "ref"]
     plain = rated("A", "ref")  # a table without roles
-    assert list(join(scores, plain).table["system"]) == ["A"]
+    assert list(join(scores, plain)[0]["system"]) == ["A"]
     # The system is meant where a control has its name.
     with_control = outputs("control:A", "A").assign(ps=[0.1, 0.9])
-    assert list(join(with_control, rated("A"), controls=True).table["ps"]) == [0.9]
+    assert list(join(with_control, rated("A"), controls=True)[0]["ps"]) == [0.9]
 
 
 def test_what_does_not_meet_is_told():
-    joined = join(outputs("A", source="ref"), rated("A", "B"))
-    assert len(joined.notes) == 3
-    for note, fragment in zip(joined.notes, ("--source-map", "1 of 2 ratings", "so rated")):
+    _, notes = join(outputs("A", source="ref"), rated("A", "B"))
+    assert len(notes) == 2
+    for note, fragment in zip(notes, ("--source-map", "1 of 2 ratings")):
         assert fragment in note
     with pytest.raises(ValueError, match=r"tracks 'u'.*ratings tracks 't'.*--source-map"):
         join(outputs("A", track="u"), rated("A"))
@@ -56,10 +56,10 @@ def test_what_does_not_meet_is_told():
 def test_tables_of_ratings_are_read(tmp_path):
     path = tmp_path / "r.csv"
     path.write_text("item,system,mos\nx,control:ref,5\nx,A,3\nx,A,4\n")
-    loaded = load_ratings(path, {"track": "item", "rating": "mos"})
-    assert [*zip(loaded.table["system"], loaded.table["rating"])] == [("ref", 5.0), ("A", 3.5)]
-    assert loaded.table["is_system"].all()
-    assert loaded.notes[0].startswith("1 rows")
+    loaded, (note,) = load_ratings(path, {"track": "item", "rating": "mos"})
+    assert [*zip(loaded["system"], loaded["rating"])] == [("ref", 5.0), ("A", 3.5)]
+    assert loaded["is_system"].all()
+    assert note.startswith("1 rows")
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ TABLE = "track;system;source;mean_rating\nCaf\u00e9;A;vocals;61,5\nCaf\u00e9;B;v
 def test_tables_of_spreadsheets_and_names_in_two_unicode_forms_meet(tmp_path):
     path = tmp_path / "r.csv"
     path.write_text(TABLE, encoding="utf-16")
-    loaded = load_ratings(path)
-    assert list(loaded.table["rating"]) == [61.5, 48.25]
-    assert len(join(outputs("A", "B", track="Cafe\u0301"), loaded).table) == 2
+    loaded, _ = load_ratings(path)
+    assert list(loaded["rating"]) == [61.5, 48.25]
+    assert len(join(outputs("A", "B", track="Cafe\u0301"), loaded)[0]) == 2
 
 
 def test_clusters_are_a_column_of_the_ratings(tmp_path):
@@ -98,7 +98,7 @@ def test_clusters_are_a_column_of_the_ratings(tmp_path):
         ("system", ["A", "A"]),
         ("track", ["x", "y"]),
     ):
-        loaded = load_ratings(path, cluster=cluster).table
+        loaded, _ = load_ratings(path, cluster=cluster)
         assert [[*loaded["rating"]], [*loaded["cluster"]]] == [[3.5, 5.0], expected]
     for text in ("x,A,f1,3\nx,A,f2,4\n", "x,A,,3\n"):  # two talkers of one stimulus, or none
         path.write_text(f"track,system,talker,mean_rating\n{text}")

@@ -333,9 +333,10 @@ def compare(
         ranked = scores_in(items, ranked=True)
         items = items.drop(columns={*ranked} - {*score_names(measures, ranked)})
     scores = tables.compared_scores(items, rows, weight, systems, controls)
-    bootstrap = significance.Bootstrap(confidence, seed=seed)
     ceilings = ceiling_shares(loaded, scores)
-    pairs, ranking = tables.comparison_and_ranking(scores, alpha, weight, bootstrap, ceilings)
+    pairs, ranking = tables.comparison_and_ranking(
+        scores, alpha, weight, ceilings, confidence=confidence, seed=seed
+    )
     return Comparison(
         pairs=pairs,
         ranking=ranking,

@@ -16,7 +16,7 @@ import numpy as np
 
 from torch_mapss.evaluation import io, significance
 from torch_mapss.evaluation.manifest import CONTROL
-from torch_mapss.evaluation.significance import FEW, Array, Bootstrap
+from torch_mapss.evaluation.significance import FEW, Array
 from torch_mapss.score_table import SCORES, score_text, scores_in
 
 if TYPE_CHECKING:
@@ -211,8 +211,10 @@ def comparison_and_ranking(
     scores: ComparedScores,
     alpha: float,
     weight: str,
-    bootstrap: Bootstrap,
     ceilings: Mapping[tuple[str, str], float],
+    *,
+    confidence: float,
+    seed: int,
 ) -> tuple[DataFrame, DataFrame]:
     """Tables ``comparison.csv`` and ``ranking.csv``, one score after the other.
 
@@ -221,7 +223,8 @@ def comparison_and_ranking(
     import pandas
 
     compared, ranking = [], []
-    for measure, means in _means(scores, bootstrap).groupby("measure", sort=False):
+    all_means = _means(scores, confidence, seed)
+    for measure, means in all_means.groupby("measure", sort=False):
         of_system = means["system_b"].isna()
         means["weight"] = weight
         name = str(measure)
@@ -232,7 +235,7 @@ def comparison_and_ranking(
     return tested, pandas.concat(ranking, ignore_index=True)[[*RANKING_COLUMNS]]
 
 
-def _means(scores: ComparedScores, bootstrap: Bootstrap) -> DataFrame:
+def _means(scores: ComparedScores, confidence: float, seed: int) -> DataFrame:
     """Means with intervals: of each system, and of the differences of each two systems.
 
     Columns are n, mean, low and high; rows without ``system_b`` are single systems, over the
@@ -255,8 +258,10 @@ def _means(scores: ComparedScores, bootstrap: Bootstrap) -> DataFrame:
             rows.append({**head, "scale": max(largest[a], largest[b])})
     table = DataFrame(rows)
     weights, scale = scores.weights.to_numpy(), table["scale"].to_numpy()
-    means = significance.mean_intervals(np.column_stack(columns), weights, bootstrap, scale)
-    return table.assign(**means._asdict())
+    n, mean, low, high = significance.mean_intervals(
+        np.column_stack(columns), weights, scale, confidence=confidence, seed=seed
+    )
+    return table.assign(n=n, mean=mean, low=low, high=high)
 
 
 def _tested(scores: ComparedScores, measure: str, means: DataFrame, alpha: float) -> DataFrame:

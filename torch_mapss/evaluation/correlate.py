@@ -34,7 +34,7 @@ from torch_mapss.evaluation import io
 from torch_mapss.evaluation.correlation_stats import METHODS, CorrelationSettings
 from torch_mapss.evaluation.correlation_tables import Correlation, is_turned
 from torch_mapss.evaluation.csv_input import read_csv_table
-from torch_mapss.evaluation.ratings import KEYS, Stimuli, join, load_ratings
+from torch_mapss.evaluation.ratings import KEYS, join, load_ratings
 from torch_mapss.evaluation.results import Results, load_results
 from torch_mapss.evaluation.significance import FEW, holm
 from torch_mapss.score_table import SCORES, score_label, score_names, scores_in
@@ -92,9 +92,9 @@ def correlate(
     """
     checked = checked_settings(**settings)
     outputs = scored_outputs(results, rivals)
-    rated = load_ratings(ratings, columns, checked.cluster)
-    joined = join(outputs, rated, sources=sources, controls=controls)
-    return correlate_stimuli(joined, measures, checked)
+    rated, notes_on_ratings = load_ratings(ratings, columns, checked.cluster)
+    stimuli, notes = join(outputs, rated, sources=sources, controls=controls)
+    return correlate_stimuli(stimuli, measures, checked, (*notes, *notes_on_ratings))
 
 
 def correlate_table(
@@ -147,7 +147,7 @@ def correlate_table(
     if stimuli.empty:
         raise ValueError("table holds no rating: `rating` is empty or NaN in every row.")
     stimuli["cluster"] = stimuli[checked.cluster].astype(str)
-    return correlate_stimuli(Stimuli(stimuli), measures, checked)
+    return correlate_stimuli(stimuli, measures, checked)
 
 
 def checked_settings(**settings: Any) -> CorrelationSettings:
@@ -218,11 +218,14 @@ def _output_keys(table: DataFrame) -> list[str]:
 
 
 def correlate_stimuli(
-    joined: Stimuli,
+    stimuli: DataFrame,
     measures: str | Sequence[str] | None = None,
     settings: CorrelationSettings | None = None,
+    notes: tuple[str, ...] = (),
 ) -> Correlation:
     """Correlations for the stimuli that :func:`torch_mapss.evaluation.ratings.join` returns.
+
+    ``notes`` on them are printed with the result.
 
     Raises:
         ValueError: a measure that no stimulus has.
@@ -230,7 +233,7 @@ def correlate_stimuli(
     from pandas import DataFrame
 
     settings = settings or CorrelationSettings()
-    stimuli = joined.table.replace([np.inf, -np.inf], np.nan)  # such as the logarithm of 0
+    stimuli = stimuli.replace([np.inf, -np.inf], np.nan)  # such as the logarithm of 0
     names = _measures_of(stimuli, measures)
     oriented = _oriented(stimuli, names)
     rows, differences, units = [], [], []
@@ -251,7 +254,7 @@ def correlate_stimuli(
         units=DataFrame(units, columns=UNIT_COLUMNS),
         stimuli=stimuli,
         labels={n: score_label(n, unit=False) if n in SCORES else n for n in names},
-        notes=joined.notes,
+        notes=notes,
         settings=settings,
     )
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from torch_mapss.evaluation.significance import Bootstrap, bca, merge_ties, rounding
+from torch_mapss.evaluation.significance import bca, merge_ties, rounding
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -158,9 +158,15 @@ def intervals(
             rows.append(reduce(sub, [values[term] for term in terms]))
         return np.stack(rows)
 
-    bootstrap = Bootstrap(settings.confidence, settings.draws, settings.seed)
-    size = max(term.size for term in correlations)
-    return bca(sampled, len(terms_of_rows[0][0].clusters), bootstrap, size, scale=1.0)
+    return bca(
+        sampled,
+        units=len(terms_of_rows[0][0].clusters),
+        size=max(term.size for term in correlations),
+        scale=1.0,
+        confidence=settings.confidence,
+        draws=settings.draws,
+        seed=settings.seed,
+    )
 
 
 def permutation_p(sampled: SampledCorrelation, *, draws: int = 2000, seed: int = 0) -> float:

@@ -14,7 +14,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from pandas import DataFrame, Series
 
@@ -54,13 +54,6 @@ _ONLY = "speech"  # the source of a template without {source}
 # paths as io.written gives them, NaN where there is none; names are as io.same_name gives them.
 
 
-class Corpus(NamedTuple):
-    """Mixtures found in folders, and notes on how the folders were read."""
-
-    mixtures: tuple[Mixture, ...]
-    notes: tuple[str, ...]  # sentences to print
-
-
 def read_folders(
     references: str,
     systems: Mapping[str, str],
@@ -68,7 +61,7 @@ def read_folders(
     noisy: str | None = None,
     derived: str | None = None,
     allow_missing: bool = False,
-) -> Corpus:
+) -> tuple[tuple[Mixture, ...], tuple[str, ...]]:
     """Match the files of systems with those of references, by name.
 
     Args:
@@ -81,8 +74,8 @@ def read_folders(
         allow_missing: note the files that a system lacks, and score them as not estimated.
 
     Returns:
-        A :class:`Corpus`. Mixtures may differ in their sources; None stands for a source that a
-        system has no file for.
+        The mixtures, and sentences to print on how the folders were read. Mixtures may differ in
+        their sources; None stands for a source that a system has no file for.
 
     Raises:
         ManifestError: lists all problems: folders without audio, files without a partner, mixtures
@@ -142,7 +135,7 @@ def read_folders(
         mixtures.append(entry)
     notes = _notes(layout, reference_files, truth, estimate_files)
     missing = [gap.partition(". Check")[0] for gap in gaps] if allow_missing else []
-    return Corpus(tuple(mixtures), (*notes, *missing))
+    return tuple(mixtures), (*notes, *missing)
 
 
 # ------------------------------------------------------------------------------ Files and templates

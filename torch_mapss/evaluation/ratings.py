@@ -11,7 +11,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,16 +33,9 @@ _STIMULUS = ["track", "system", "source"]
 _DEFAULTS = {"source": "", "question": "rating", "role": "system", "scenario": "all"}
 
 
-class Stimuli(NamedTuple):
-    """Ratings, with the columns of their outputs once joined."""
-
-    table: DataFrame  # `KEYS`, is_system (not a hidden reference or anchor), rating, cluster
-    notes: tuple[str, ...] = ()  # notes on averaging, guessed matches, and omissions
-
-
 def load_ratings(
     path: str | os.PathLike[str], columns: Mapping[str, str] | None = None, cluster: str = "track"
-) -> Stimuli:
+) -> tuple[DataFrame, tuple[str, ...]]:
     """Read a table of ratings, higher is better.
 
     Args:
@@ -54,7 +47,8 @@ def load_ratings(
         cluster: column whose values are resampled together, e.g. ``"talker"``.
 
     Returns:
-        The ratings; repeated rows of a stimulus and question are averaged and counted.
+        A row per stimulus and question: `KEYS`, is_system (False for hidden references and
+        anchors), rating and cluster. Repeated rows are averaged, which a note then says.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -83,7 +77,7 @@ def load_ratings(
     merged = stimuli.agg({"rating": "mean", "cluster": "first"}).reset_index()
     repeated = len(table) - len(merged)
     note = f"{repeated} rows repeated a stimulus and question, and were averaged"
-    return Stimuli(merged, (note,) if repeated else ())
+    return merged, (note,) if repeated else ()
 
 
 def _read(
@@ -117,11 +111,11 @@ def _read(
 
 def join(
     outputs: DataFrame,
-    ratings: Stimuli,
+    ratings: DataFrame,
     *,
     sources: Mapping[str, str] | None = None,
     controls: bool = False,
-) -> Stimuli:
+) -> tuple[DataFrame, tuple[str, ...]]:
     """Join every rating with its scores.
 
     Sources have the same name in both, or the one that ``sources`` states. Otherwise names are
@@ -130,21 +124,24 @@ def join(
 
     Args:
         outputs: ``track``, ``system``, ``source`` and any columns, as scores; a row per output.
-        ratings: result of `load_ratings`.
+        ratings: table that `load_ratings` returns.
         sources: name in the results -> name in the ratings.
         controls: keep hidden references and anchors (systems ``control:NAME`` of the manifest).
+
+    Returns:
+        The ratings with the columns of their outputs, and notes on guesses and omissions.
 
     Raises:
         ValueError: no rating has scores.
     """
-    rated = ratings.table[controls | ratings.table["is_system"]]
+    rated = ratings[controls | ratings["is_system"]]
     scored, guesses = _with_rated_sources(_scored_stimuli(outputs, controls), rated, sources or {})
     merged = rated.merge(scored, on=_STIMULUS, how="left", indicator="_match")
     stimuli = merged[merged["_match"] == "both"].drop(columns="_match").reset_index(drop=True)
     if stimuli.empty:
         raise ValueError(
             f"no rating belongs to a scored output. The results have {_names_of(outputs)}; the "
-            f"ratings {_names_of(ratings.table)}. Name sources with --source-map FOUND=RATED, take "
+            f"ratings {_names_of(ratings)}. Name sources with --source-map FOUND=RATED, take "
             "other columns with --columns, or keep references and anchors (in Python, "
             "controls=True)."
         )
@@ -157,7 +154,7 @@ def join(
     if len(lost):
         example = ", ".join(f"{name} {lost[name].iloc[0]!r}" for name in _STIMULUS)
         notes.append(f"{len(lost)} of {len(merged)} ratings have no scored output, e.g. {example}")
-    return Stimuli(stimuli, (*notes, *ratings.notes))
+    return stimuli, tuple(notes)
 
 
 def _scored_stimuli(outputs: DataFrame, controls: bool) -> DataFrame:

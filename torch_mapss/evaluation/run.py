@@ -58,8 +58,8 @@ def evaluate_set(
     Args:
         manifest: path of a JSON file, or its entries: ``{"mixture_id": …, "references": […],
             "systems": {name: […]}}`` with paths relative to the manifest (entries: to the working
-            folder), ``None`` for a source that a system does not estimate; or what
-            :func:`torch_mapss.evaluation.folders.read_folders` returned, its ``mixtures``.
+            folder), ``None`` for a source that a system does not estimate; or the
+            mixtures that :func:`torch_mapss.evaluation.folders.read_folders` found.
         out: folder of the results, see :mod:`torch_mapss.evaluation.results`. Results of other
             mixtures and systems stay in it.
         map: ``map(function, iterable)`` of an engine, for scoring in other processes or on other

@@ -40,15 +40,6 @@ _EXACT = 50
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-class Intervals(NamedTuple):
-    """Means over mixtures with their intervals."""
-
-    n: NDArray[np.int64]  # (K,) number of mixtures
-    mean: Array  # (K,) NaN where n = 0
-    low: Array  # (K,) NaN where n < 2
-    high: Array  # (K,)
-
-
 class PairedTest(NamedTuple):
     """Test of two systems on the same mixtures."""
 
@@ -86,32 +77,26 @@ def merge_ties(values: Array, scale: float | None = None) -> Array:
     return np.where(np.abs(values) <= tolerance, 0.0, merged)
 
 
-class Bootstrap(NamedTuple):
-    """Settings of the bootstrap."""
-
-    confidence: float = 0.95  # in (0, 1)
-    draws: int = 9999  # number of samples
-    seed: int = 0  # equal seeds give equal intervals
-
-
-_USUAL = Bootstrap()
-
-
 def bca(
     statistic: Callable[[Array], Array],
     units: int,
-    how: Bootstrap,
     size: int = 0,
     scale: Array | float = 0.0,
+    *,
+    confidence: float,
+    draws: int,
+    seed: int,
 ) -> tuple[Array, Array]:
     """BCa bootstrap intervals of K statistics of the same resampled units.
 
     Args:
         statistic: function of the counts (R, units) of each unit in R samples that returns (K, R).
         units: number of units, at least 2; each sample draws as many, with replacement.
-        how: settings of the bootstrap.
         size: numbers that ``statistic`` holds per sample, which limits the samples at once.
         scale: (K,) magnitude of the numbers that the statistics are computed from, for rounding.
+        confidence: of the intervals, in (0, 1).
+        draws: number of samples.
+        seed: equal seeds give equal intervals.
 
     Returns:
         (K,) low and (K,) high; NaN if a sample has no value, and the value itself if all samples
@@ -131,9 +116,9 @@ def bca(
         samples = np.where(np.abs(samples - value) <= tolerance, value, samples)  # BCa counts ties
         return samples.reshape(-1, *indices.shape[:-1])
 
-    options: Any = {"confidence_level": how.confidence, "n_resamples": how.draws, "method": "BCa"}
+    options: Any = {"confidence_level": confidence, "n_resamples": draws, "method": "BCa"}
     options |= {"batch": max(1, _BLOCK // max(units, size)), "vectorized": True, "axis": -1}
-    options["random_state"] = np.random.default_rng(how.seed)  # its name in all releases of SciPy
+    options["random_state"] = np.random.default_rng(seed)  # its name in all releases of SciPy
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # about identical samples, which are handled below
         bootstrap: Any = stats.bootstrap((np.arange(units),), of_indices, **options)
@@ -147,9 +132,12 @@ def bca(
 def mean_intervals(
     values: Array,
     weights: Array | None = None,
-    how: Bootstrap = _USUAL,
     scale: Array | float = 0.0,
-) -> Intervals:
+    *,
+    confidence: float = 0.95,
+    draws: int = 9999,
+    seed: int = 0,
+) -> tuple[NDArray[np.int64], Array, Array, Array]:
     r"""Means over mixtures with BCa bootstrap intervals.
 
     A sample draws n mixtures with replacement, the same for all columns that are defined in the
@@ -159,11 +147,12 @@ def mean_intervals(
     Args:
         values: (n, K), K quantities of the same n mixtures; NaN where undefined.
         weights: (n,) positive; equal if None.
-        how: settings of the bootstrap.
         scale: (K,) magnitude of the scores whose differences ``values`` are, for rounding.
+        confidence, draws, seed: as in :func:`bca`.
 
     Returns:
-        :class:`Intervals`. A column of numbers that differ only by rounding has the interval [mean,
+        (K,) each: number of mixtures; mean, NaN where there is none; low and high, NaN where there
+        are fewer than two. A column of numbers that differ only by rounding has the interval [mean,
         mean].
     """
     weights = np.ones(len(values)) if weights is None else weights
@@ -184,8 +173,9 @@ def mean_intervals(
             mean[columns] = means(np.ones((1, len(x))))[:, 0]
         if len(x) > 1:
             magnitude = np.maximum(np.abs(x).max(0), scale[columns])
-            low[columns], high[columns] = bca(means, len(x), how, scale=magnitude)
-    return Intervals(defined.sum(0), mean, low, high)
+            options: Any = {"confidence": confidence, "draws": draws, "seed": seed}
+            low[columns], high[columns] = bca(means, len(x), scale=magnitude, **options)
+    return defined.sum(0), mean, low, high
 
 
 def paired_test(differences: Array, scale: float = 1.0) -> PairedTest:

@@ -9,7 +9,7 @@ mean.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from torch_mapss.evaluation import io, significance
 from torch_mapss.evaluation.comparison_tables import ComparedScores, family_of
@@ -17,14 +17,6 @@ from torch_mapss.score_table import SCORES
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
-
-
-class Verdict(NamedTuple):
-    """Winner in one score."""
-
-    text: str  # with {measures} in place of the labels of scores
-    winner: str | None = None
-    proven: bool = False  # significantly better than every other system
 
 
 def answer(scores: ComparedScores, ranking: DataFrame, compared: DataFrame, alpha: float) -> str:
@@ -38,13 +30,15 @@ def answer(scores: ComparedScores, ranking: DataFrame, compared: DataFrame, alph
         for measure, systems in _ranked_systems(ranking).items()
     }
     labels_by_text: dict[str, list[str]] = {}
-    for measure, result in verdicts.items():
-        labels_by_text.setdefault(result.text, []).append(SCORES[measure].label)
+    for measure, (text, _) in verdicts.items():
+        labels_by_text.setdefault(text, []).append(SCORES[measure].label)
     clauses = [
         text.replace("{measures}", enumerated(labels)) for text, labels in labels_by_text.items()
     ]
     clauses += coverage(scores)
-    sentence = "; ".join([*clauses, f"{_certainty(verdicts, compared, alpha)}."])
+    proven = [SCORES[measure].label for measure, (_, is_proven) in verdicts.items() if is_proven]
+    certainty = _certainty(proven, len(verdicts), compared, alpha)
+    sentence = "; ".join([*clauses, f"{certainty}."])
     # Others begin with the name of a system, whose spelling is its own.
     return f"N{sentence[1:]}" if sentence.startswith(("no mixture ", "no system ")) else sentence
 
@@ -62,7 +56,7 @@ def verdict(
     systems: Sequence[str],
     compared: DataFrame,
     alpha: float,
-) -> Verdict:
+) -> tuple[str, bool]:
     """Decide the winner in one score.
 
     Args:
@@ -71,12 +65,16 @@ def verdict(
         systems: systems with a mean over the mixtures that all have, best first.
         compared: rows of ``comparison.csv``.
         alpha: level of the tests.
+
+    Returns:
+        A clause with ``{measures}`` in place of the labels of scores, and whether a winner is
+        significantly better than every other system.
     """
     if not systems or not scores.can_rank(measure):
-        return Verdict("no mixture has a score of every system on {measures}")
+        return "no mixture has a score of every system on {measures}", False
     leader, *rivals = systems
     if not rivals:
-        return Verdict(f"{leader} is the only system with a score on {{measures}}")
+        return f"{leader} is the only system with a score on {{measures}}", False
     common = scores.ranked_values(measure).index
     leads = {rival: scores.lead(measure, leader, rival)[common] for rival in rivals}
     count = len(common)
@@ -86,14 +84,14 @@ def verdict(
     if ties == count:
         equals = [rival for rival, lead in leads.items() if (lead == 0.0).any()]
         text = f"{leader} ties with {io.listed(equals, 3)} on {{measures}} in {ties} of {mixtures}"
-        return Verdict(text)
+        return text, False
     objection = _objection(scores, measure, leader, leads, wins, mixtures)
     if objection:
         text = f"no system is best on {{measures}}: {leader} has the best mean, but {objection}"
-        return Verdict(text)
+        return text, False
     tied = f", tied in {ties}" if ties else ""
     text = f"{leader} is best on {{measures}} in {wins} of {mixtures}{tied}"
-    return Verdict(text, leader, _is_proven(measure, leader, rivals, compared, alpha))
+    return text, _is_proven(measure, leader, rivals, compared, alpha)
 
 
 def _least(leads: dict[str, Series]) -> Series:
@@ -172,12 +170,14 @@ def coverage(scores: ComparedScores) -> list[str]:
     ]
 
 
-def _certainty(verdicts: dict[str, Verdict], compared: DataFrame, alpha: float) -> str:
-    """Clause on whether the winners are significantly better than all others, or could be."""
+def _certainty(proven: Sequence[str], score_count: int, compared: DataFrame, alpha: float) -> str:
+    """Clause on whether the winners are significantly better than all others, or could be.
+
+    ``proven``: labels of the scores with such a winner, out of ``score_count``.
+    """
     level = f"at level {alpha:g}"
-    proven = [SCORES[measure].label for measure, result in verdicts.items() if result.proven]
     if proven:
-        alone = "" if len(proven) == len(verdicts) else f" on {enumerated(proven)} alone"
+        alone = "" if len(proven) == score_count else f" on {enumerated(proven)} alone"
         return f"significantly better than every other system {level}{alone}"
     by_measure = compared.groupby("measure")
     count, tests = max(family_of(rows, alpha) for _, rows in by_measure)

@@ -114,7 +114,7 @@ def _mixtures(args: argparse.Namespace) -> Sequence[Mixture]:
             f"{', '.join('='.join(pair) for pair in args.system)}."
         )
     derived = os.path.join(args.out, "noise")
-    corpus = read_folders(
+    mixtures, notes = read_folders(
         args.references,
         systems,
         args.sources,
@@ -122,9 +122,9 @@ def _mixtures(args: argparse.Namespace) -> Sequence[Mixture]:
         derived,
         allow_missing=args.allow_missing,
     )
-    for note in () if args.quiet else corpus.notes:
+    for note in () if args.quiet else notes:
         console.complain(note)
-    return corpus.mixtures
+    return mixtures
 
 
 @contextmanager

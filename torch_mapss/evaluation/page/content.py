@@ -117,22 +117,22 @@ def page_content(results: Results, page: str, embed_bytes: int) -> dict[str, Any
     segments = worst_of_systems(results)
     # Files of worst moments first: they are embedded before the others.
     row_order = [*dict.fromkeys([*segments["row"], *range(len(rows))])]
-    files = [path for index in row_order for path in paths_by_role[index].values()]
-    tracks = make_tracks(files, segments, page, embed_bytes)
-    track_index = {path: index for index, path in enumerate(tracks.files)}
+    paths = [path for index in row_order for path in paths_by_role[index].values()]
+    tracks, clips, unreadable, embedded = make_tracks(paths, segments, page, embed_bytes)
+    track_index = {path: index for index, path in enumerate(tracks)}
     shorten = path_shortener(_mentioned_paths(results))
     # Remarks name the files as they were opened, even if the manifest's paths are relative.
     shorten = {results.locate(path): short_path for path, short_path in shorten.items()} | shorten
     shown_rows = [_shown_row(row, score_names, shorten) for row in rows]
-    for shown_row, paths in zip(shown_rows, paths_by_role):
-        readable = {role: path for role, path in paths.items() if path in track_index}
+    for shown_row, paths_of_row in zip(shown_rows, paths_by_role):
+        readable = {role: path for role, path in paths_of_row.items() if path in track_index}
         shown_row["tracks"] = {role: track_index[path] for role, path in readable.items()}
     panels = _panels(score_names)
     curve_names = [name for panel in panels for name in panel]
     add_curves(results, curve_names, shown_rows, row_order)
     add_channels(results, rows, shown_rows)
-    missing = [*map(io.shown, tracks.missing)]
-    file_count = len(tracks.files) + len(missing)
+    missing = [*map(io.shown, unreadable)]
+    file_count = len(tracks) + len(missing)
     return {
         "title": os.path.basename(os.path.abspath(io.shown(results.folder))),
         "answer": comparison.answer(),
@@ -150,11 +150,11 @@ def page_content(results: Results, page: str, embed_bytes: int) -> dict[str, Any
         "sources": _source_means(comparison),
         "channels": _channel_means(results, score_names),
         "rows": shown_rows,
-        "tracks": [*tracks.files.values()],
-        "segments": rows_of(segments[_SEGMENT_COLUMNS].assign(clips=tracks.clips)),
+        "tracks": [*tracks.values()],
+        "segments": rows_of(segments[_SEGMENT_COLUMNS].assign(clips=clips)),
         "sampled": results.sampled,
-        "embedded": tracks.summary,
-        "missing": [f"{io.shown(path)}: {why}" for path, why in tracks.missing.items()],
+        "embedded": embedded,
+        "missing": [f"{io.shown(path)}: {why}" for path, why in unreadable.items()],
         "advice": results.without_audio(missing, file_count) if missing else "",
     }
 

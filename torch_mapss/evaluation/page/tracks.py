@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import torch
@@ -41,17 +41,17 @@ _MP3_RATES = (16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
 _SHORT = 2**18
 
 
-class Tracks(NamedTuple):
-    """The audio files of a page, listed once however many rows play them."""
+def make_tracks(
+    paths: Sequence[str], segments: DataFrame, page: str, embed_bytes: int
+) -> tuple[dict[str, dict[str, Any]], list[dict[str, str] | None], dict[str, str], str]:
+    """Read audio files and embed as many as fit, in order; link the others relative to ``page``.
 
-    files: dict[str, dict[str, Any]]  # by path; without files that cannot be read
-    clips: list[dict[str, str] | None]  # by worst segment: the sound of its roles
-    missing: dict[str, str]  # path -> why it cannot be read
-    summary: str  # number of embedded files, and how to embed all
-
-
-def make_tracks(paths: Sequence[str], segments: DataFrame, page: str, embed_bytes: int) -> Tracks:
-    """Read audio files and embed as many as fit, in order; link the others relative to ``page``."""
+    Returns:
+        * the files by path, each once however many rows play it, without those that cannot be read;
+        * of each worst segment the sounds by role, or None;
+        * why a file cannot be read, by path;
+        * a sentence on the number of embedded files, and how to embed all.
+    """
     files: dict[str, dict[str, Any]] = {}
     missing: dict[str, str] = {}
     sounds: dict[str, str] = {}
@@ -96,7 +96,7 @@ def make_tracks(paths: Sequence[str], segments: DataFrame, page: str, embed_byte
             f"{sum(map(bool, clips))} of {len(clips)} worst moments and {summary}, the others "
             f"linked; --embed-mb {math.ceil(1.1 * bytes_for_all / 1e6)} embeds all"
         )
-    return Tracks(files, clips, missing, summary)
+    return files, clips, missing, summary
 
 
 def _worst_clips(
