@@ -12,7 +12,6 @@ import re
 import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -104,8 +103,8 @@ def test_the_lines_of_an_engine(engine, workplace):
     text = text.replace("cores=4", "cores=2")
     shutil.rmtree(workplace / "results", ignore_errors=True)
     name = f"score_{engine.replace(' ', '_')}.py"
-    program = f'{SETTINGS}\nif __name__ == "__main__":\n{textwrap.indent(text, "    ")}'
-    (workplace / name).write_text(program)
+    assert 'if __name__ == "__main__":\n' in text
+    (workplace / name).write_text(f"{SETTINGS}\n{text}")
     command = [sys.executable, name]
     if engine == "mpi":
         if shutil.which("mpirun") is None:

@@ -63,8 +63,8 @@ def evaluate_set(
         out: folder of the results, see :mod:`torch_mapss.evaluation.results`. Results of other
             mixtures and systems stay in it.
         map: ``map(function, iterable)`` of an engine, for scoring in other processes or on other
-            machines: ``ProcessPoolExecutor().map``, or that of Dask, Ray or mpi4py. It may be lazy
-            and return results in any order.
+            machines: ``ProcessPoolExecutor().map``, ``client.get_executor().map`` of Dask, or that
+            of a pool of Ray or mpi4py. It may be lazy and return results in any order.
         device, mapss: as in :func:`torch_mapss.evaluate`. With an engine, pass settings rather than
             a ``mapss``, which would be sent with every mixture.
         shard: ``"I/N"``: score only mixtures I, I+N, …, counted from 1; other calls score the
