@@ -25,8 +25,8 @@ from torch_mapss.audio.loudness import normalize_loudness
 from torch_mapss.core import frame_batches
 from torch_mapss.encoders import MelEncoder
 from torch_mapss.pipeline import memory
-from torch_mapss.pipeline.copies import Encoding
-from torch_mapss.pipeline.memory import Budget, budget, checked_memory
+from torch_mapss.pipeline.embedder import Embedder
+from torch_mapss.pipeline.memory import budget, checked_memory
 
 small = functools.partial(bursts.small, size=12)  # the counts do not depend on the size of a bank
 
@@ -151,8 +151,9 @@ def test_memory_is_bytes_or_a_text():
     for value in (None, True, [1]):
         with pytest.raises(TypeError, match="bytes"):
             MAPSS("mel", memory=value)  # type: ignore[arg-type]
-    assert 2**24 <= budget(None, torch.device("cpu")).total <= 2**30
-    assert (Budget.of(2**30).samples, Budget.of(2**30).frames) == (2**20, 96 * 2**20)
+    assert 2**23 <= budget(None, torch.empty(0)).embeddings <= 2**29  # half of the memory
+    of_a_gib = budget(2**30, torch.empty(0))
+    assert (of_a_gib.samples, of_a_gib.frames) == (2**20, 96 * 2**20)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +179,7 @@ def test_the_limit_of_a_container_counts(line, folder, names, used, tmp_path, mo
     monkeypatch.setattr(memory, "_GROUPS", str(groups))
     monkeypatch.setattr(memory, "_CGROUP", str(root))
     assert memory.free_memory() == 2**28 - 2**27 + 2**26
-    assert budget(None, torch.device("cpu")).total == (2**27 + 2**26) // 4
+    assert budget(None, torch.empty(0)).embeddings == (2**27 + 2**26) // 8
     (root / folder / names[0]).write_text("max\n")
     assert memory.free_memory() > 2**28
 
@@ -246,7 +247,7 @@ def test_a_copy_to_the_cpu_is_awaited(monkeypatch):
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A fake device, on which no embedding is broken, and no memory is to be measured."""
-    monkeypatch.setattr(Encoding, "check", lambda _: None)
+    monkeypatch.setattr(Embedder, "check", lambda _: None)
     with fake_device(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # nothing is known of any value: no frame need be scored
         yield

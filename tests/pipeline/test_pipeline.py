@@ -25,6 +25,7 @@ from torch_mapss.audio.loudness import at_loudness, passing_blocks
 from torch_mapss.core import devices
 from torch_mapss.encoders import MelEncoder, mel_on_grid
 from torch_mapss.pipeline.copies import sums_of_others
+from torch_mapss.pipeline.measures import MEASURES
 
 small = functools.partial(bursts.small, size=10)
 
@@ -265,7 +266,7 @@ def test_scores_and_bounds_are_those_of_the_functional_stage(
     scores, mapss_bounds = mapss(estimates, bank), mapss.bounds(estimates, bank, confidence=0.8)
     group, embedded = bank.groups[0], bank.groups[0].encoded[measure]
     frame = int(group.scored[3, 1])
-    encoder = mapss.config.encoder_of(measure)
+    encoder = mapss.config.encoders[MEASURES[measure].encoder].load()
     levelled = audio.normalize_loudness(estimates, RATE)
     if measure == "decomposition":  # by the blocks that pass the references' gates
         gates = passing_blocks(references, RATE, -23.0)

@@ -19,7 +19,7 @@ from torch_mapss.encoders import Encoder, MelEncoder
 from torch_mapss.evaluation import demo
 from torch_mapss.pipeline import segments
 from torch_mapss.pipeline.bank import LongClip
-from torch_mapss.pipeline.copies import Copies
+from torch_mapss.pipeline.copies import CopyPlan
 
 small = functools.partial(made.small, size=6)
 NAMES = ("ps", "pm", "log_pm", "attributed_distance", "foreign_distance")
@@ -388,13 +388,13 @@ def test_memory_changes_no_score_of_a_long_clip(family, tmp_path, monkeypatch):
     segment = 7.5 if family == "mel" else 2.0
     estimates, references = recording(2 * segment)
     blocks, scores = [], []
-    original = Copies.encode
+    original = CopyPlan.embed
 
-    def counted(*arguments: Any) -> Any:
+    def counted(*arguments: Any, **options: Any) -> Any:
         blocks.append(arguments)
-        return original(*arguments)
+        return original(*arguments, **options)
 
-    monkeypatch.setattr(Copies, "encode", counted)
+    monkeypatch.setattr(CopyPlan, "embed", counted)
     counts = []
     for memory in ("16MiB", "256MiB", "auto"):
         blocks.clear()

@@ -99,7 +99,7 @@ class SingleScore(ScoreMetric):
     def _settings(self) -> dict[str, Any]:
         argument = MEASURES[self._request.measures[0]].encoder
         encoders = self.mapss.config.encoders
-        encoder = {} if argument is None else {argument: encoders[argument].name}
+        encoder = {argument: encoders[argument].name} if argument else {}
         return {**encoder, "reduction": self.reduction, **super()._settings()}
 
     def _returned_names(self) -> tuple[str, ...]:

@@ -16,8 +16,9 @@ from torch_mapss.pipeline.energy_ratios import bss_of_call, si_sdr_of_call
 from torch_mapss.pipeline.frame_draws import frame_generator
 from torch_mapss.pipeline.mapss import MAPSS
 from torch_mapss.pipeline.measures import MEASURES
+from torch_mapss.pipeline.memory import budget
 from torch_mapss.pipeline.order import best_order, reordered
-from torch_mapss.pipeline.score import score, scoring
+from torch_mapss.pipeline.score import score
 from torch_mapss.pipeline.scores import Scores
 
 Target = Tensor | ReferenceBank
@@ -83,21 +84,21 @@ def score_batch(
         request.attributed,
         lengths,
         measures,
-        config.budget_for(preds),
+        budget(config.memory, preds),
         pit=request.pit,
         warn=True,
     )
     if request.pit is not None:
         call = reordered(call, best_order(call))
     generator = None if request.frames is None else frame_generator(request.seed, draw)
-    (scores,) = score(config, [call], scoring(config), request.frames, generator)
+    (values,) = score(config, [call], request.frames, generator)
     energy_ratios: dict[str, Tensor] = {}
     if "si_sdr" in request.measures:
         decibels, defined = si_sdr_of_call(call)
         energy_ratios["si_sdr"] = torch.where(defined, decibels, torch.nan)
     if "bss" in request.measures:
         energy_ratios |= bss_of_call(call)
-    return ScoredBatch(scores, energy_ratios)
+    return ScoredBatch(values.scores(), energy_ratios)
 
 
 def item_means(values: Tensor) -> Tensor:

@@ -62,7 +62,8 @@ def fingerprint(mapss: MAPSS, *settings: Any) -> Tensor:
     different encoders may agree there by chance, e.g. if that batch is silent; this state never
     does. It holds bytes, because every dtype that it may be converted to represents them exactly.
     """
-    encoders = [slot.encoder for slot in mapss.config.encoders.values() if not slot.pretrained]
+    lazy = mapss.config.encoders.values()
+    encoders = [encoder.load() for encoder in lazy if not encoder.pretrained]
     custom = [id(encoder.function) for encoder in encoders if isinstance(encoder, CustomEncoder)]
     text = json.dumps([mapss.key, mapss.describe(), custom, *settings], default=str)
     return torch.tensor(list(hashlib.sha256(text.encode()).digest()), device="cpu")

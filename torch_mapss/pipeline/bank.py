@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch_mapss.core.checks import differing
 from torch_mapss.core.points import Points
 from torch_mapss.distortions import Measured
-from torch_mapss.pipeline.activity import active_sources, frames_of_pauses, frames_to_score
+from torch_mapss.pipeline.activity import active_sources, frames_to_score
 
 FORMAT = 9  # of saved banks; a bank of another format is refused
 
@@ -25,8 +25,8 @@ FORMAT = 9  # of saved banks; a bank of another format is refused
 # ------------------------------------------------------------------------------------------------
 
 
-class Encoded(NamedTuple):
-    """References and distortions of the mixtures of one length, encoded for one measure."""
+class Clusters(NamedTuple):
+    """Embedded references, each with its distortions, of the mixtures of one length."""
 
     references: Tensor  # (b, S, F, M)
     distortions: Tensor  # (b, S, P, F, M)
@@ -36,17 +36,19 @@ class Encoded(NamedTuple):
     def points(self, item: Tensor | int, frame: Tensor | slice) -> Points:
         """Gather n frames, by item and frame index, as :class:`Points` without outputs."""
 
-        def gather(embeddings: Tensor) -> Tensor:
-            return embeddings.movedim(-2, 1)[item, frame]
-
-        references = gather(self.references)
+        references = self.references.movedim(-2, 1)[item, frame]
+        mask, others = self.mask, self.others
+        if mask is not None:
+            mask = mask[item].expand(len(references), -1, -1)
+        if others is not None:
+            others = others.movedim(-2, 1)[item, frame]
         return Points(
             references[:, :0],
             references,
-            gather(self.distortions),
+            self.distortions.movedim(-2, 1)[item, frame],
             attributed=(),
-            mask=None if self.mask is None else self.mask[item].expand(len(references), -1, -1),
-            others=None if self.others is None else gather(self.others),
+            mask=mask,
+            others=others,
         )
 
     def usable(self) -> Tensor:
@@ -56,16 +58,10 @@ class Encoded(NamedTuple):
         usable = usable & self.references.sum(-1).isfinite()
         return usable if self.others is None else usable & self.others.sum(-1).isfinite()
 
-    @property
-    def frame_bytes(self) -> int:
-        """Bytes of one frame of one mixture."""
-        _, sources, members, _, features = self.distortions.shape
-        return sources * (members + 1) * features * self.distortions.element_size()
 
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class PreparedClips:
-    """Prepared references of the mixtures of one length. Subclasses: EncodedClips, LongClip."""
+    """Prepared references of the mixtures of one length, with their distortions."""
 
     items: tuple[int, ...]  # their indices in the batch
     samples: int  # length before resampling
@@ -74,9 +70,8 @@ class PreparedClips:
     valid: Tensor  # (b, S, F) bool: source without a bad sample, and its embeddings finite
     scored: Tensor  # (n, 2) int64: item (of these clips) and frame with two active sources or more
     pauses: Tensor  # (m, 2) int64: item and frame with one active source, while another one pauses
-    gates: (
-        Tensor  # (b, S, K) bool: blocks of 400 ms that pass the gates of the references' loudness
-    )
+    gates: Tensor  # (b, S, K) bool: blocks of 400 ms that pass the gates of a reference's loudness
+    encoded: dict[str, Clusters] = field(default_factory=dict)  # by measure; a LongClip holds none
 
     @property
     def frames(self) -> int:
@@ -89,14 +84,7 @@ class PreparedClips:
         return active_sources(self.audible, self.valid)
 
 
-@dataclass(frozen=True, eq=False)
-class EncodedClips(PreparedClips):
-    """Clips whose references and distortions are encoded and held in memory."""
-
-    encoded: dict[str, Encoded]  # by measure
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class LongClip(PreparedClips):
     """A clip longer than a segment, which is distorted and encoded whenever it is scored."""
 
@@ -108,15 +96,6 @@ class LongClip(PreparedClips):
     others: Tensor | None  # (1, S, T) normalised sums of the other references; None where unused
     # (n, 2) int64, first frame and end frame of each excerpt; None: the whole clip is scored.
     excerpts: Tensor | None = None
-
-
-Kind = TypeVar("Kind", bound=PreparedClips)
-
-
-def mapped(clips: Kind, change: Callable[[Tensor], Tensor]) -> Kind:
-    """Copy of the clips with ``change`` applied to every tensor."""
-    values = {field.name: getattr(clips, field.name) for field in fields(clips)}
-    return replace(clips, **tree_map_only(Tensor, change, values))
 
 
 # ------------------------------------------------------------------------------------------------
@@ -143,6 +122,19 @@ class ReferenceBank:
         self.groups = groups  # one per length
         self.samples = samples  # longest length T, before resampling
         self.settings = settings  # sample rate, loudness, …; by measure encoder and distortions
+        length_of_item = {item: clips.samples for clips in groups for item in clips.items}
+        #: (B,) true length of each mixture in samples.
+        self.lengths = tuple(length_of_item[item] for item in sorted(length_of_item))
+        #: Number of mixtures B.
+        self.batch = len(self.lengths)
+        #: Number of sources S.
+        self.sources = groups[0].waves.shape[1]
+        #: Number of frames F of the longest mixture.
+        self.frames = max(clips.frames for clips in groups)
+        #: Measures that the bank was prepared for.
+        self.measures = tuple(settings["measures"])
+        #: Device of its tensors.
+        self.device = groups[0].waves.device
 
     def __iter__(self) -> Iterator[Tensor]:
         """Yield a single tensor (B,) of the lengths in samples, for Lightning only.
@@ -153,42 +145,11 @@ class ReferenceBank:
         yield torch.tensor(self.lengths, dtype=torch.int64, device="cpu")
 
     @property
-    def lengths(self) -> tuple[int, ...]:
-        """(B,) true length of each mixture in samples."""
-        samples = {item: clips.samples for clips in self.groups for item in clips.items}
-        return tuple(samples[item] for item in sorted(samples))
-
-    @property
-    def batch(self) -> int:
-        """Number of mixtures B."""
-        return sum(len(clips.items) for clips in self.groups)
-
-    @property
-    def sources(self) -> int:
-        """Number of sources S."""
-        return self.groups[0].waves.shape[1]
-
-    @property
-    def frames(self) -> int:
-        """Number of frames F of the longest mixture."""
-        return max(clips.frames for clips in self.groups)
-
-    @property
-    def measures(self) -> tuple[str, ...]:
-        """Measures that the bank was prepared for."""
-        return tuple(self.settings["measures"])
-
-    @property
     def nbytes(self) -> int:
         """Bytes that its tensors keep alive, each storage counted once."""
         leaves = tree_leaves([vars(clips) for clips in self.groups])
         storages = [leaf.untyped_storage() for leaf in leaves if isinstance(leaf, Tensor)]
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-    @property
-    def device(self) -> torch.device:
-        """Device of its tensors."""
-        return self.groups[0].waves.device
 
     def __repr__(self) -> str:
         """Summary in five lines, for ``print``."""
@@ -218,8 +179,11 @@ class ReferenceBank:
         return self._mapped(lambda tensor: tensor.pin_memory())
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> ReferenceBank:
-        groups = tuple(mapped(clips, change) for clips in self.groups)
-        return ReferenceBank(groups, self.samples, self.settings)
+        groups = []
+        for clips in self.groups:
+            values = {entry.name: getattr(clips, entry.name) for entry in fields(clips)}
+            groups.append(replace(clips, **tree_map_only(Tensor, change, values)))
+        return ReferenceBank(tuple(groups), self.samples, self.settings)
 
     # -------------------------------------------------------------------------- new mixtures
 
@@ -247,7 +211,7 @@ class ReferenceBank:
         if mixtures.is_floating_point() or mixtures.is_complex() or mixtures.dtype == torch.bool:
             raise TypeError(f"index must hold whole numbers, got {mixtures.dtype}.")
         clips = self.groups[0]
-        if len(self.groups) > 1 or not isinstance(clips, EncodedClips):
+        if len(self.groups) > 1 or isinstance(clips, LongClip):
             raise ValueError(
                 "only mixtures of one length that is not scored in segments can be recombined, got "
                 f"{sorted(set(self.lengths))} samples. Cut them to one length, or pass "
@@ -259,7 +223,7 @@ class ReferenceBank:
                 f"index must be (B', S) = (…, {self.sources}) mixtures in [0, {self.batch}), got "
                 f"{mixtures.tolist()}."
             )
-        has_sums = any(encoded.others is not None for encoded in clips.encoded.values())
+        has_sums = any(clusters.others is not None for clusters in clips.encoded.values())
         if has_sums and bool((mixtures != mixtures[:, :1]).any()):
             raise ValueError(
                 'index makes new mixtures of three or more sources, of which "decomposition" '
@@ -272,15 +236,15 @@ class ReferenceBank:
             return tensor[mixtures, source]  # a single group holds the mixtures in order
 
         audible, valid = select(clips.audible), select(clips.valid)
-        active = active_sources(audible, valid)
-        mixed = EncodedClips(
+        scored, pauses = frames_to_score(active_sources(audible, valid))
+        mixed = PreparedClips(
             items=tuple(range(len(mixtures))),
             samples=clips.samples,
             waves=select(clips.waves),
             audible=audible,
             valid=valid,
-            scored=frames_to_score(active),
-            pauses=frames_of_pauses(active),
+            scored=scored,
+            pauses=pauses,
             gates=select(clips.gates),
             encoded=tree_map_only(Tensor, select, clips.encoded),
         )
@@ -366,11 +330,11 @@ def _plain(value: Any) -> Any:
 
 def _rebuilt(values: dict[str, Any]) -> PreparedClips:
     """Undo :func:`_plain` for the fields of a record."""
-    if "encoded" in values:
-        encoded = {name: Encoded(**entry) for name, entry in values["encoded"].items()}
-        return EncodedClips(**{**values, "encoded": encoded})
-    measured = {name: Measured(**entry) for name, entry in values["measured"].items()}
-    return LongClip(**{**values, "measured": measured})
+    if "measured" in values:
+        measured = {name: Measured(**entry) for name, entry in values["measured"].items()}
+        return LongClip(**{**values, "measured": measured})
+    encoded = {name: Clusters(**entry) for name, entry in values["encoded"].items()}
+    return PreparedClips(**{**values, "encoded": encoded})
 
 
 # ------------------------------------------------------------------------------------------------
@@ -395,58 +359,54 @@ def _check_joinable(reference: ReferenceBank, bank: object) -> None:
 
 def _stacked_by_length(groups: Sequence[PreparedClips]) -> tuple[PreparedClips, ...]:
     """Join the clips of each length into one group, except for long clips, which stay single."""
-    by_length: dict[int, list[EncodedClips]] = {}
-    order: list[int | LongClip] = []
-    for clips in groups:
-        if isinstance(clips, LongClip):
-            order.append(clips)
-        elif isinstance(clips, EncodedClips):
-            if clips.samples not in by_length:
-                order.append(clips.samples)
-            by_length.setdefault(clips.samples, []).append(clips)
-    return tuple(_stacked(by_length[key]) if isinstance(key, int) else key for key in order)
+    # By length, and also by number for a long clip.
+    to_stack: dict[tuple[int, ...], list[PreparedClips]] = {}
+    for number, clips in enumerate(groups):
+        alone = (number,) if isinstance(clips, LongClip) else ()
+        to_stack.setdefault((clips.samples, *alone), []).append(clips)
+    return tuple(_stacked(same_length) for same_length in to_stack.values())
 
 
-def _stacked(groups: Sequence[EncodedClips]) -> EncodedClips:
+def _stacked(groups: Sequence[PreparedClips]) -> PreparedClips:
     """Join clips of equal length into one group."""
     if len(groups) == 1:
         return groups[0]
     audible = torch.cat([clips.audible for clips in groups])
     valid = torch.cat([clips.valid for clips in groups])
-    active = active_sources(audible, valid)
-    return EncodedClips(
+    scored, pauses = frames_to_score(active_sources(audible, valid))
+    return PreparedClips(
         items=tuple(item for clips in groups for item in clips.items),
         samples=groups[0].samples,
         waves=torch.cat([clips.waves for clips in groups]),
         audible=audible,
         valid=valid,
-        scored=frames_to_score(active),
-        pauses=frames_of_pauses(active),
+        scored=scored,
+        pauses=pauses,
         gates=torch.cat([clips.gates for clips in groups]),
         encoded={
-            name: _stacked_embeddings([clips.encoded[name] for clips in groups])
+            name: _stacked_clusters([clips.encoded[name] for clips in groups])
             for name in groups[0].encoded
         },
     )
 
 
-def _stacked_embeddings(sets: Sequence[Encoded]) -> Encoded:
+def _stacked_clusters(sets: Sequence[Clusters]) -> Clusters:
     """Join embeddings of clips of equal length; distortions are padded to one number and masked."""
-    members = max(encoded.distortions.shape[2] for encoded in sets)
+    members = max(clusters.distortions.shape[2] for clusters in sets)
     distortions, masks = [], []
-    for encoded in sets:
-        missing = members - encoded.distortions.shape[2]
-        distortions.append(pad(encoded.distortions, (0, 0, 0, 0, 0, missing)))
-        mask = encoded.mask
+    for clusters in sets:
+        missing = members - clusters.distortions.shape[2]
+        distortions.append(pad(clusters.distortions, (0, 0, 0, 0, 0, missing)))
+        mask = clusters.mask
         if mask is None:
-            mask = torch.ones_like(encoded.distortions[..., 0, 0], dtype=torch.bool)
+            mask = torch.ones_like(clusters.distortions[..., 0, 0], dtype=torch.bool)
         masks.append(pad(mask, (0, missing)))
     is_ragged = any(
-        encoded.mask is not None or encoded.distortions.shape[2] < members for encoded in sets
+        clusters.mask is not None or clusters.distortions.shape[2] < members for clusters in sets
     )
-    others = [encoded.others for encoded in sets if encoded.others is not None]
-    return Encoded(
-        torch.cat([encoded.references for encoded in sets]),
+    others = [clusters.others for clusters in sets if clusters.others is not None]
+    return Clusters(
+        torch.cat([clusters.references for clusters in sets]),
         torch.cat(distortions),
         torch.cat(masks) if is_ragged else None,
         torch.cat(others) if others else None,

@@ -26,37 +26,36 @@ def bleed(config: Config, call: Call) -> Tensor:
     :mod:`torch_mapss.core.bleed`. The level of a frame is its variance, so a constant offset does
     not count. Undefined where the own reference is silent throughout.
     """
-    bank = call.bank
+    bank, attributed = call.bank, call.attributed
     items: list[int] = []
     levels = []
-    for group, (clips, references) in enumerate(zip(call.clips, bank.groups)):
+    for clips, estimates in zip(bank.groups, call.waves):
+        references = devices.select(clips.waves, attributed, 1)
+        gates = devices.select(clips.gates, attributed, 1)
+        powers = []
+        # Both are levelled by the blocks in which the reference plays, without a peak limit:
+        # neither bleed in pauses nor a constant offset may change the level.
+        for waves in (estimates, references):
+            if isinstance(clips, LongClip):
+                waves = in_pieces(config, waves.detach(), gates, call.budget, math.inf)
+            else:
+                rate, target = config.grid.sample_rate, config.loudness
+                waves = at_loudness(waves, rate, target, math.inf, gates)
+            powers.append(_frame_power(config.grid, waves, call.budget))
+        power, reference_power = powers
+        active = clips.active
+        complete = devices.select(call.valid, clips.items, 0).all(-1)[:, None, None]
+        level = bleed_level(
+            power,
+            reference_power.to(power.dtype),
+            devices.select(active, attributed, 1),
+            active.any(1, keepdim=True) & complete,
+        )
+        levels.append(pad(level, (0, bank.frames - clips.frames), value=torch.nan))
         items += clips.items
-        level = _bleed_of_clips(config, call, group)
-        levels.append(pad(level, (0, bank.frames - references.frames), value=torch.nan))
     in_order = [items.index(item) for item in range(bank.batch)]
     dtype = torch.promote_types(call.estimates.dtype, torch.float32)
     return devices.select(torch.cat(levels), in_order, 0).to(dtype)
-
-
-def _bleed_of_clips(config: Config, call: Call, group: int) -> Tensor:
-    prepared, attributed = call.bank.groups[group], call.attributed
-    gates, references, active = (
-        devices.select(x, attributed, 1) for x in (prepared.gates, prepared.waves, prepared.active)
-    )
-    powers = []
-    # Both are levelled by the blocks in which the reference plays, without a peak limit: neither
-    # bleed in pauses nor a constant offset may change the level.
-    for waves in (call.clips[group].waves, references):
-        if isinstance(prepared, LongClip):
-            waves = in_pieces(config, waves.detach(), gates, call.budget, math.inf)
-        else:
-            rate, target = config.grid.sample_rate, config.loudness
-            waves = at_loudness(waves, rate, target, math.inf, gates)
-        powers.append(_frame_power(config.grid, waves, call.budget))
-    power, reference_power = powers
-    complete = call.clips[group].valid.all(-1)[:, None, None]
-    any_active = prepared.active.any(1, keepdim=True)
-    return bleed_level(power, reference_power.to(power.dtype), active, any_active & complete)
 
 
 def _frame_power(grid: Grid, waves: Tensor, budget: Budget) -> Tensor:

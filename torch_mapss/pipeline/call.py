@@ -12,7 +12,6 @@ from torch_mapss.core import checks
 from torch_mapss.pipeline import inputs
 from torch_mapss.pipeline.bank import ReferenceBank
 from torch_mapss.pipeline.config import Config
-from torch_mapss.pipeline.inputs import Clips
 from torch_mapss.pipeline.measures import checked_measures
 from torch_mapss.pipeline.memory import Budget
 from torch_mapss.pipeline.prepare import prepare
@@ -22,27 +21,24 @@ class Call(NamedTuple):
     """One checked call of :class:`~torch_mapss.MAPSS`."""
 
     estimates: Tensor  # (B, S', T) floating point, before resampling; zeros in the padding
-    clips: tuple[Clips, ...]  # the same at the encoder's rate, one per group of ``bank.groups``
+    # (b, S', T) the same at the encoder's rate, for each group of ``bank.groups``.
+    waves: tuple[Tensor, ...]
+    valid: Tensor  # (B, S') bool; False: zeroed, because it had a NaN or infinite sample
     bank: ReferenceBank
     attributed: tuple[int, ...]  # (S',) source of each estimate
     measures: tuple[str, ...]  # measures to compute
     budget: Budget  # working memory
-    offset: int = 0  # samples left out at the beginning of clips and bank
+    offset: int = 0  # samples left out at the beginning of waves and bank
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """(B,) true lengths in samples, before resampling."""
         return tuple(length + self.offset for length in self.bank.lengths)
 
-    @property
-    def wants_gradient(self) -> bool:
-        """Whether autograd records a graph."""
-        return self.estimates.requires_grad and torch.is_grad_enabled()
-
-    def pairs(self) -> Iterator[tuple[Clips, Tensor]]:
-        """Yield, per length, the estimates and all references (b, S, T) at the encoder's rate."""
-        for clips, references in zip(self.clips, self.bank.groups):
-            yield clips, references.waves.to(clips.waves.dtype)
+    def pairs(self) -> Iterator[tuple[tuple[int, ...], Tensor, Tensor]]:
+        """Yield, per length, the items, and estimates and references at the encoder's rate."""
+        for waves, clips in zip(self.waves, self.bank.groups):
+            yield clips.items, waves, clips.waves.to(waves.dtype)
 
 
 def make_call(
@@ -87,7 +83,13 @@ def make_call(
         inputs.check_bank(config, references, measures, waves)
         sources, samples = references.sources, references.samples
     else:
-        inputs.check_pair(waves, estimates, references)
+        truth = inputs.as_batch(references, "references")
+        checks.check_devices(estimates=waves, references=truth)
+        if estimates.ndim != references.ndim or len(waves) != len(truth):
+            raise ValueError(
+                "estimates (B, S', T) and references (B, S, T) must hold the same B mixtures, got "
+                f"{tuple(estimates.shape)} and {tuple(references.shape)}. Nothing is broadcast."
+            )
         measures = config.measures if measures is None else checked_measures(measures)
         sources, samples = references.shape[-2:]
     if waves.shape[-1] != samples:
@@ -108,9 +110,10 @@ def make_call(
     # its references again.
     bank, offset = references, 0
     if not isinstance(bank, ReferenceBank):
-        offset = inputs.grid_offset(config, grid_shift, min(true))
-        of_estimates = bank[..., :samples]
-        bank = prepare(config, of_estimates, true, measures, budget, warn, offset=offset)
+        hop = config.grid.hop * config.sample_rate / config.grid.sample_rate
+        offset = min(int(grid_shift * hop), min(true) - inputs.samples_of_a_frame(config))
+        cut = bank[..., :samples]
+        bank = prepare(config, cut, true, measures, budget, warn, offset=offset)
     groups = [clips.items for clips in bank.groups]
-    clips = inputs.clips_of(config, waves[..., offset:], valid, bank.lengths, groups)
-    return Call(waves, clips, bank, source_of_estimate, measures, budget, offset)
+    resampled = inputs.resampled(config, waves[..., offset:], bank.lengths, groups)
+    return Call(waves, resampled, valid, bank, source_of_estimate, measures, budget, offset)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from torch_mapss import audio
@@ -19,16 +18,13 @@ from torch_mapss.core.decomposition import checked_steps
 from torch_mapss.core.settings import Settings
 from torch_mapss.distortions import DistortionBank
 from torch_mapss.distortions.bank_members import evenly
-from torch_mapss.encoders import Encoder
 from torch_mapss.encoders.base import too_long
-from torch_mapss.pipeline.encoder_slots import EncoderSlot
+from torch_mapss.pipeline.lazy_encoders import LazyEncoder
 from torch_mapss.pipeline.measures import MEASURES, with_encoder
-from torch_mapss.pipeline.memory import Budget, budget
 
 CONTEXT = 1.0
 """Seconds of context on each side of a segment, for encoders with attention."""
 SEGMENT = 60.0  # seconds; segment="auto"
-HOST = torch.device("cpu")
 DECOMPOSITION_MEMBERS = 20  # distortions per source in the default bank
 
 
@@ -43,6 +39,10 @@ class Grid(NamedTuple):
         """Select the shared frames of an encoder's embeddings (..., F, M)."""
         skip = (self.receptive_field - encoder.receptive_field) // (2 * self.hop)
         return embeddings[..., skip : embeddings.shape[-2] - skip, :]
+
+    def times(self, frames: int) -> Tensor:
+        """(F,) times in seconds: the centre of each frame's receptive field."""
+        return audio.frame_times(frames, self.receptive_field, self.hop, self.sample_rate)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class Config:
             accepts, or a bank has too few members at their rate.
     """
 
-    encoders: Mapping[str, EncoderSlot]  # by argument of MAPSS
+    encoders: Mapping[str, LazyEncoder]  # by argument of MAPSS
     banks: Mapping[str, DistortionBank]  # by argument of MAPSS
     measures: tuple[str, ...]  # computed unless a call asks for others
     settings: Settings  # of the diffusion map
@@ -114,8 +114,8 @@ class Config:
     def __post_init__(self) -> None:
         if "decomposition" in self.measures:
             checked_steps(self.settings.time, sources=2)  # needs no encoder
-        if all(slot.is_known for slot in self.encoders.values()):
-            _ = self.grid, self.segment
+        if all(encoder.is_known for encoder in self.encoders.values()):
+            _ = self.segment_frames  # refuses encoders and a segment that do not fit
             self.check(self.measures)
 
     def check(self, measures: Sequence[str], sources: int = 2, samples: int = 0) -> None:
@@ -130,29 +130,29 @@ class Config:
             checked_steps(self.settings.time, sources)
         # Decomposition's default bank is cut from PS's, so PS's is checked first.
         for measure in reversed(with_encoder(measures)):
-            count = len(self.bank_of(measure.name).names(self.grid.sample_rate))
+            count = len(self.banks[measure.bank].names(self.grid.sample_rate))
             if count < measure.least_members:
                 raise ValueError(
                     f"{measure.bank} has {count} distortions at {self.grid.sample_rate} Hz, but a "
                     f"cluster needs at least {measure.least_members}. Take a larger size, or keep "
                     "more families."
                 )
-            slot, seconds = self.encoders[str(measure.encoder)], samples / self.sample_rate
-            if seconds > slot.seconds and not self.is_long(samples):
-                raise ValueError(too_long("a clip", seconds, slot.name, slot.seconds))
+            encoder, seconds = self.encoders[measure.encoder], samples / self.sample_rate
+            if seconds > encoder.seconds and not self.is_long(samples):
+                raise ValueError(too_long("a clip", seconds, encoder.name, encoder.seconds))
 
     @cached_property
     def grid(self) -> Grid:
         """The grid of frames of all measures; ValueError if the encoders do not share one."""
-        by_slot = {name: slot.frames for name, slot in self.encoders.items()}
-        grids = {(frames.sample_rate, frames.hop) for frames in by_slot.values()}
+        by_argument = {name: encoder.frames for name, encoder in self.encoders.items()}
+        grids = {(frames.sample_rate, frames.hop) for frames in by_argument.values()}
         rate, hop = next(iter(grids))
-        fields = [frames.receptive_field for frames in by_slot.values()]
+        fields = [frames.receptive_field for frames in by_argument.values()]
         if len(grids) > 1 or any((max(fields) - field) % (2 * hop) for field in fields):
             listed = ", ".join(
                 f"{name} {self.encoders[name].name!r} ({frames.sample_rate} Hz, hop {frames.hop}, "
                 f"receptive field {frames.receptive_field})"
-                for name, frames in by_slot.items()
+                for name, frames in by_argument.items()
             )
             raise ValueError(
                 f"all encoders must share rate, hop and frame centres, got {listed}. Score them in "
@@ -160,7 +160,7 @@ class Config:
             )
         return Grid(rate, hop, max(fields))
 
-    @property
+    @cached_property
     def sample_rate(self) -> int:
         """Sample rate of the user's waveforms in Hz."""
         return self.rate or self.grid.sample_rate
@@ -174,8 +174,8 @@ class Config:
         """
         if self.segment_setting is None:
             return math.inf
-        slot = min(self.encoders.values(), key=lambda slot: slot.seconds)
-        longest = slot.seconds - 2 * CONTEXT
+        strictest = min(self.encoders.values(), key=lambda encoder: encoder.seconds)
+        longest = strictest.seconds - 2 * CONTEXT
         if isinstance(self.segment_setting, str):
             return min(SEGMENT, longest) if self.encodable_frames >= 1 else math.inf
         if self.segment_setting > longest:
@@ -183,15 +183,16 @@ class Config:
             if longest < 1.0:  # the shortest segment that MAPSS takes
                 limit = "segment must be None"
             raise ValueError(
-                f"{limit} for encoder {slot.name!r}, got {self.segment_setting!r}: it accepts at "
-                f"most {slot.seconds:g} s, {CONTEXT:g} s on each side of a segment included."
+                f"{limit} for encoder {strictest.name!r}, got {self.segment_setting!r}: it accepts "
+                f"at most {strictest.seconds:g} s, {CONTEXT:g} s on each side of a segment "
+                "included."
             )
         return self.segment_setting
 
     @property
     def encodable_frames(self) -> float:
         """Largest number of frames that every encoder accepts with context on both sides."""
-        limits = [slot.frames.maximum_samples for slot in self.encoders.values()]
+        limits = [encoder.frames.maximum_samples for encoder in self.encoders.values()]
         samples = min((limit for limit in limits if limit), default=math.inf)
         if math.isinf(samples):
             return samples
@@ -200,19 +201,11 @@ class Config:
         frames = (int(samples) - surplus) // self.grid.hop + 1
         return frames - 2 * round(CONTEXT * self.grid.sample_rate / self.grid.hop)
 
-    @property
+    @cached_property
     def segment_frames(self) -> float:
         """Largest number of frames in a segment."""
         frames = self.segment * self.grid.sample_rate / self.grid.hop
         return frames if math.isinf(frames) else max(1, round(frames))
-
-    def encoder_of(self, measure: str) -> Encoder:
-        """The encoder of a measure, loaded."""
-        return self.encoders[str(MEASURES[measure].encoder)].encoder
-
-    def bank_of(self, measure: str) -> DistortionBank:
-        """The distortions of a measure."""
-        return self.banks[str(MEASURES[measure].bank)]
 
     def is_long(self, samples: int) -> bool:
         """Whether a clip of ``samples`` samples, before resampling, is scored in segments."""
@@ -220,23 +213,10 @@ class Config:
         samples = -(-samples * grid.sample_rate // self.sample_rate)
         return audio.frame_count(samples, grid.receptive_field, grid.hop) > self.segment_frames
 
-    def budget_for(self, signals: object) -> Budget:
-        """Working memory on the device of a tensor or bank; read once per call.
-
-        Anything else falls back to the CPU here and is refused later.
-        """
-        device = getattr(signals, "device", None)
-        return budget(self.memory, device if isinstance(device, torch.device) else HOST)
-
-    def times(self, frames: int) -> Tensor:
-        """(F,) times in seconds: the centre of each frame's receptive field."""
-        grid = self.grid
-        return audio.frame_times(frames, grid.receptive_field, grid.hop, grid.sample_rate)
-
     def describe(self) -> dict[str, Any]:
         """All settings that a score depends on, as plain values."""
         return {
-            **{name: slot.describe() for name, slot in self.encoders.items()},
+            **{name: encoder.describe() for name, encoder in self.encoders.items()},
             **{
                 name: {"kind": b.kind, "size": len(b), "seed": b.seed, "families": b.families}
                 for name, b in self.banks.items()
@@ -262,10 +242,10 @@ class Config:
         """Settings that a :class:`ReferenceBank` for some measures depends on, as plain values."""
         by_measure: dict[str, dict[str, str]] = {name: {} for name in measures}
         for measure in with_encoder(by_measure):
-            slot = self.encoders[str(measure.encoder)]
-            members = [member.description for member in self.bank_of(measure.name).members]
+            encoder = self.encoders[measure.encoder]
+            members = [member.description for member in self.banks[measure.bank].members]
             by_measure[measure.name] = {
-                "encoder": f"{slot.name} ({digest(slot.describe())})",
+                "encoder": f"{encoder.name} ({digest(encoder.describe())})",
                 "distortions": f"{len(members)} ({digest(members)})",
             }
         settings = self.describe()

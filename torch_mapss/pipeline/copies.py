@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from torch_mapss.audio.loudness import at_loudness
 from torch_mapss.distortions import DistortionBank, Measured
 from torch_mapss.encoders import Encoder
-from torch_mapss.encoders.base import broken, is_usable
-from torch_mapss.pipeline.bank import Encoded
+from torch_mapss.pipeline.bank import Clusters
 from torch_mapss.pipeline.config import Config
+from torch_mapss.pipeline.embedder import Embedder
 from torch_mapss.pipeline.measures import MEASURES, with_encoder
 from torch_mapss.pipeline.memory import Budget
 
@@ -21,76 +22,8 @@ MEMBERS = 8  # most distortions made at a time
 
 
 # ------------------------------------------------------------------------------------------------
-# Encoding
-# ------------------------------------------------------------------------------------------------
-
-
-class Encoding:
-    """Encodes waveforms on the shared grid, and records whether encoders gave usable numbers."""
-
-    def __init__(self, config: Config, budget: Budget) -> None:
-        self.config = config
-        self.budget = budget
-        # Of each call whether it gave usable numbers, and what the error message states if not.
-        self._outcomes: list[tuple[Tensor, tuple[Any, ...]]] = []
-
-    def __call__(
-        self,
-        encoder: Encoder,
-        waves: Tensor,
-        frames: Tensor | None = None,
-        length: int | None = None,
-    ) -> Tensor:
-        """Encode ``frames`` (None: all) of waveforms (..., T) as (..., F, M), in bounded memory.
-
-        Samples beyond ``length`` are passed only to encoders with an overhang.
-        """
-        if length is not None and encoder.overhang == 0:
-            waves = waves[..., :length]
-        embeddings = encoder(waves, self.budget.embeddings)
-        if embeddings.numel():
-            description = encoder, embeddings.shape, embeddings.dtype, embeddings.device
-            self._outcomes.append((is_usable(embeddings), description))
-        shared = self.config.grid.shared(embeddings, encoder)
-        return shared if frames is None else shared[..., frames, :]
-
-    def by_measure(
-        self,
-        measures: Iterable[str],
-        waves: Tensor,
-        frames: Tensor | None = None,
-        length: int | None = None,
-    ) -> dict[str, Tensor]:
-        """Embeddings by measure; an encoder that several measures share encodes once."""
-        encoders = {name: self.config.encoder_of(name) for name in measures}
-        distinct = dict.fromkeys(encoders.values())
-        embeddings = {encoder: self(encoder, waves, frames, length) for encoder in distinct}
-        return {name: embeddings[encoder] for name, encoder in encoders.items()}
-
-    def check(self) -> None:
-        """Raise RuntimeError if a call gave no finite number; reads an accelerator once."""
-        outcomes, self._outcomes = self._outcomes, []
-        if not outcomes:
-            return
-        flags = torch.stack([usable for usable, _ in outcomes]).tolist()
-        for is_fine, (_, description) in zip(flags, outcomes):
-            if not is_fine:
-                raise RuntimeError(broken(*description))
-
-
-# ------------------------------------------------------------------------------------------------
 # Plans: which copies serve which measures
 # ------------------------------------------------------------------------------------------------
-
-
-def by_level(
-    waves_by_measure: Mapping[str, Tensor], measures: Sequence[str]
-) -> list[tuple[Tensor, list[str]]]:
-    """Group the measures whose waveforms are the same tensor, so that each is encoded once."""
-    names_by_tensor: dict[int, list[str]] = {}
-    for name in measures:
-        names_by_tensor.setdefault(id(waves_by_measure[name]), []).append(name)
-    return [(waves_by_measure[names[0]], names) for names in names_by_tensor.values()]
 
 
 def shared_banks(
@@ -104,11 +37,11 @@ def shared_banks(
     """
     rate = config.grid.sample_rate
     largest_first = sorted(
-        with_encoder(measures), key=lambda measure: -len(config.bank_of(measure.name))
+        with_encoder(measures), key=lambda measure: -len(config.banks[measure.bank])
     )
     shared: list[tuple[DistortionBank, dict[str, list[int]]]] = []
     for measure in largest_first:
-        bank = config.bank_of(measure.name)
+        bank = config.banks[measure.bank]
         members = bank.available(rate)
         for larger_bank, users in shared:
             made = larger_bank.available(rate)
@@ -134,8 +67,8 @@ def as_index(rows: Rows, device: torch.device) -> tuple[Tensor, ...]:
     return tuple(torch.from_numpy(rows).to(device))
 
 
-class Copies(NamedTuple):
-    """The distorted copies to make by one bank."""
+class CopyPlan(NamedTuple):
+    """The distorted copies to make by one bank, and the measures that they serve."""
 
     config: Config
     budget: Budget
@@ -172,34 +105,45 @@ class Copies(NamedTuple):
                     copies = copies.flatten(0, 2) if needed_here.all() else copies[index]
                     yield rows + [[0], [source], [members.start]], copies
 
-    def encode(
+    def embed(
         self,
+        embedder: Embedder,
         waves: Tensor,
-        level: Callable[[Rows, Tensor], Tensor],
-        encoding: Callable[[Encoder, Tensor], Tensor],
         references: Mapping[str, Tensor],
         others: Mapping[str, Tensor],
+        *,
+        gains: Tensor | None = None,
         start: int = 0,
-    ) -> dict[str, Encoded]:
-        """Make each copy once, and encode it once per encoder; returns embeddings by measure.
+        inside: slice = slice(None),
+        frames: Tensor | None = None,
+        length: int | None = None,
+    ) -> dict[str, Clusters]:
+        """Make each copy once, and embed it once per encoder; returns clusters by measure.
 
         Args:
+            embedder: embeds the copies.
             waves, start: as in :meth:`made`.
-            level: function of rows and their waveforms (n, T) that returns the waveforms at the
-                level for encoding.
-            encoding: function of an encoder and waveforms that returns embeddings (n, F, M).
             references, others: embeddings (b, S, F, M) by measure.
+            gains: (b, S, P) that bring the copies to their level; None: their own loudness does.
+            inside: samples of each copy that are encoded.
+            frames, length: as in :meth:`Embedder.embed`.
         """
+        rate, loudness = self.config.grid.sample_rate, self.config.loudness
         # Members that a source lacks are closed up: slot j holds its j-th present member.
         slots = {name: np.where(has, has.cumsum(-1) - 1, -1) for name, has in self.present.items()}
         counts = {name: has.sum(-1, keepdims=True) for name, has in self.present.items()}
         filled = {name: np.arange(count.max()) < count for name, count in counts.items()}
         measures_of_encoder: dict[Encoder, list[str]] = {}
         for name in slots:
-            measures_of_encoder.setdefault(self.config.encoder_of(name), []).append(name)
+            encoder = self.config.encoders[MEASURES[name].encoder].load()
+            measures_of_encoder.setdefault(encoder, []).append(name)
         distortions: dict[str, Tensor] = {}  # (b, S, P, F, M) by measure
         for rows, copies in self.made(waves, start):
-            levelled = level(rows, copies)
+            if gains is None:
+                levelled = at_loudness(copies, rate, loudness)
+            else:
+                gain = gains[as_index(rows, copies.device)]
+                levelled = copies[:, inside] * gain.unsqueeze(-1)
             for encoder, names in measures_of_encoder.items():
                 columns_by_measure = {
                     name: np.flatnonzero(slots[name][tuple(rows)] >= 0) for name in names
@@ -207,7 +151,8 @@ class Copies(NamedTuple):
                 needed_columns = np.unique(np.concatenate([*columns_by_measure.values()]))
                 if len(needed_columns) == 0:
                     continue
-                embeddings = encoding(encoder, _select_rows(levelled, needed_columns))
+                needed = _select_rows(levelled, needed_columns)
+                embeddings = embedder.embed(encoder, needed, frames, length)
                 for name, columns in columns_by_measure.items():
                     if name not in distortions:
                         blank = embeddings.new_empty if filled[name].all() else embeddings.new_zeros
@@ -217,24 +162,24 @@ class Copies(NamedTuple):
                     index = as_index(np.stack([item, source, slot]), embeddings.device)
                     position = np.searchsorted(needed_columns, columns)
                     distortions[name][index] = _select_rows(embeddings, position)
-        encoded = {}
+        clusters = {}
         for name, has in filled.items():
             reference = references[name]
             if name not in distortions:  # silence may lack every distortion
                 distortions[name] = reference.new_zeros((*has.shape, *reference.shape[-2:]))
             mask = None if has.all() else torch.from_numpy(has).to(waves.device)
-            encoded[name] = Encoded(reference, distortions[name], mask, others.get(name))
-        return encoded
+            clusters[name] = Clusters(reference, distortions[name], mask, others.get(name))
+        return clusters
 
 
-def copies_of(
+def copy_plan(
     config: Config,
     budget: Budget,
     bank: DistortionBank,
     users: dict[str, list[int]],
     measured: Mapping[str, Measured],
-) -> Copies:
-    """Copies to make by a bank, from the measurements of each bank on the entire references.
+) -> CopyPlan:
+    """Plan of the copies by a bank, from the measurements of each bank on the entire references.
 
     If several members coincide for a reference, only the first counts. Each measure keeps the
     members of its own bank, so they do not depend on which other measures are computed.
@@ -248,10 +193,10 @@ def copies_of(
         present[name][..., indices] = mask
     of_any = torch.from_numpy(np.any([*present.values()], 0)).to(masks[0].device)
     of_bank = measured[next(iter(users))]._replace(mask=of_any)
-    return Copies(config, budget, bank, users, of_bank, present)
+    return CopyPlan(config, budget, bank, users, of_bank, present)
 
 
-def planned_copies(
+def copy_plans(
     config: Config,
     budget: Budget,
     measures: Iterable[str],
@@ -260,8 +205,8 @@ def planned_copies(
     items: Sequence[int],
     *,
     in_segments: bool = False,
-) -> Iterator[Copies]:
-    """Yield the copies to make for some measures, bank by bank.
+) -> Iterator[CopyPlan]:
+    """Yield the plans of the copies for some measures, bank by bank.
 
     Args:
         config: settings of the scorer.
@@ -280,26 +225,23 @@ def planned_copies(
         measured = {}
         for name in users:
             pieces = in_segments and name == next(iter(users))
-            measured[name] = config.bank_of(name).measure(waves, rate, pieces=pieces)
-        copies = copies_of(config, budget, bank, users, measured)
-        for name, present in copies.present.items():
-            _check_members(present.sum(-1), active, items, name)
-        yield copies
-
-
-def _check_members(count: np.ndarray, active: Tensor, items: Sequence[int], name: str) -> None:
-    fewest = MEASURES[name].least_members
-    if (count >= fewest).all():
-        return
-    lacking = np.argwhere((count < fewest) & active.any(-1).cpu().numpy())
-    if len(lacking):
-        row, source = lacking[0].tolist()
-        raise ValueError(
-            f"references: source {source} of mixture {items[row]} has {int(count[row, source])} "
-            f"distortions in the {name} bank, but a cluster needs at least {fewest}: the families "
-            "kept take their parameters from spectral peaks or energies, which this signal lacks. "
-            "Keep more families."
-        )
+            own_bank = config.banks[MEASURES[name].bank]
+            measured[name] = own_bank.measure(waves, rate, pieces=pieces)
+        plan = copy_plan(config, budget, bank, users, measured)
+        for name, present in plan.present.items():
+            count, fewest = present.sum(-1), MEASURES[name].least_members
+            if (count >= fewest).all():
+                continue
+            lacking = np.argwhere((count < fewest) & active.any(-1).cpu().numpy())
+            if len(lacking):
+                row, source = lacking[0].tolist()
+                raise ValueError(
+                    f"references: source {source} of mixture {items[row]} has "
+                    f"{int(count[row, source])} distortions in the {name} bank, but a cluster "
+                    f"needs at least {fewest}: the families kept take their parameters from "
+                    "spectral peaks or energies, which this signal lacks. Keep more families."
+                )
+        yield plan
 
 
 def _select_rows(values: Tensor, index: np.ndarray) -> Tensor:

@@ -90,13 +90,13 @@ def si_sdr_of_call(call: Call) -> tuple[Tensor, Tensor]:
     """
     decibels = call.estimates.new_zeros(call.estimates.shape[:2])
     defined = torch.zeros(decibels.shape, dtype=torch.bool, device=decibels.device)
-    for clips, references in call.pairs():
+    for items, waves, references in call.pairs():
         references = devices.select(references, call.attributed, 1)
-        audible = ~audio.is_silent(references) & clips.valid.all(-1, keepdim=True)
-        items = (devices.upload(clips.items, decibels.device),)
-        ratios = audio.si_sdr(clips.waves, references.to(decibels.dtype))
-        decibels = decibels.index_put(items, torch.where(audible, ratios, 0.0))
-        defined = defined.index_put(items, audible)
+        index = devices.upload(items, decibels.device)
+        audible = ~audio.is_silent(references) & call.valid[index].all(-1, keepdim=True)
+        ratios = audio.si_sdr(waves, references.to(decibels.dtype))
+        decibels = decibels.index_put((index,), torch.where(audible, ratios, 0.0))
+        defined = defined.index_put((index,), audible)
     return decibels, defined
 
 
@@ -114,10 +114,10 @@ def bss_of_call(call: Call) -> dict[str, Tensor]:
         ImportError: fast_bss_eval is missing.
     """
     rows: dict[int, Tensor] = {}  # (3, S') by item
-    for clips, references in call.pairs():
-        for item, waves, truth, valid in zip(clips.items, clips.waves, references, clips.valid):
-            ratios = torch.stack([*bss_eval(waves, truth, call.attributed).values()])
-            finite = valid.all().to(ratios.device)
+    for items, estimates, references in call.pairs():
+        for item, outputs, truth in zip(items, estimates, references):
+            ratios = torch.stack([*bss_eval(outputs, truth, call.attributed).values()])
+            finite = call.valid[item].all().to(ratios.device)
             rows[item] = torch.where(finite, ratios, torch.nan)
     stacked = torch.stack([rows[item] for item in range(len(rows))], 1)
     in_place = devices.back(stacked, call.estimates.device).to(call.estimates.dtype)

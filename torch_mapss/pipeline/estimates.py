@@ -20,41 +20,43 @@ GAINS = ("own", "reference")  # whose gates select the blocks that an estimate i
 
 def levelled_estimates(
     config: Config, call: Call, group: int, measures: Sequence[str]
-) -> dict[str, Tensor]:
+) -> list[tuple[Tensor, list[str]]]:
     """Estimates of one length, at the level at which each measure encodes them.
 
     Args:
         config: settings of the scorer.
         call: a checked call.
-        group: index of the length in ``call.clips``.
+        group: index of the length in ``call.waves``.
         measures: names of the measures.
 
     Returns:
-        Waveforms (b, S', T) by measure, at the encoder's rate; differentiable, except for a long
-        clip. Measures with the same level share one tensor.
+        Waveforms (b, S', T) at the encoder's rate, each with the measures that encode it;
+        differentiable, except for a long clip.
     """
-    gain_of = {name: gain_by_measure(config, name) for name in measures}
-    waves_by_gain = {gain: _levelled(config, call, group, gain) for gain in set(gain_of.values())}
-    if config.align_polarity:
-        signs = polarity(call, group)
-        waves_by_gain = {gain: waves * signs for gain, waves in waves_by_gain.items()}
-    return {name: waves_by_gain[gain] for name, gain in gain_of.items()}
-
-
-def gain_by_measure(config: Config, measure: str) -> str:
-    """Entry of ``GAINS`` for a measure; leakage that it scores must not change the level."""
-    return "reference" if MEASURES[measure].in_pauses else config.gain
-
-
-def _levelled(config: Config, call: Call, group: int, gain: str) -> Tensor:
-    """Estimates (b, S', T) of one length, levelled by a gain of ``GAINS``."""
-    waves, prepared = call.clips[group].waves, call.bank.groups[group]
-    gates = None
-    if gain == "reference":
-        gates = devices.select(prepared.gates, call.attributed, 1)
-    if isinstance(prepared, LongClip):
-        return in_pieces(config, waves.detach(), gates, call.budget)
-    return at_loudness(waves, config.grid.sample_rate, config.loudness, gates=gates)
+    measures_of_gain: dict[str, list[str]] = {gain: [] for gain in GAINS}
+    for name in measures:
+        # Where leakage into pauses is scored, it must not change the level.
+        gain = "reference" if MEASURES[name].in_pauses else config.gain
+        measures_of_gain[gain].append(name)
+    waves, clips = call.waves[group], call.bank.groups[group]
+    signs = None
+    if config.align_polarity:  # -1 where the correlation with the reference is negative
+        references = devices.select(clips.waves, call.attributed, 1)
+        products = waves.detach() * references
+        signs = torch.where(products.sum(-1, keepdim=True) < 0.0, -1.0, 1.0)
+    levelled = []
+    for gain, names in measures_of_gain.items():
+        if not names:
+            continue
+        gates = None
+        if gain == "reference":
+            gates = devices.select(clips.gates, call.attributed, 1)
+        if isinstance(clips, LongClip):
+            at_level = in_pieces(config, waves.detach(), gates, call.budget)
+        else:
+            at_level = at_loudness(waves, config.grid.sample_rate, config.loudness, gates=gates)
+        levelled.append((at_level if signs is None else at_level * signs, names))
+    return levelled
 
 
 def in_pieces(
@@ -64,10 +66,3 @@ def in_pieces(
     meter = metered(waves[0], config.grid.sample_rate, budget.samples)
     gains = meter.gain(config.loudness, peak, None if gates is None else gates[0])
     return waves * gains.unsqueeze(-1)
-
-
-def polarity(call: Call, group: int) -> Tensor:
-    """(b, S', 1) -1 for estimates whose correlation with their reference is negative, else 1."""
-    references = devices.select(call.bank.groups[group].waves, call.attributed, 1)
-    products = call.clips[group].waves.detach() * references
-    return torch.where(products.sum(-1, keepdim=True) < 0.0, -1.0, 1.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,15 +17,6 @@ PIT = ("si_sdr",)
 # PIT over the loss scores every permutation: 24 of them for 4 sources.
 MOST_PERMUTED = 4
 _LIKE_SAMPLES = 100  # an axis at least this long, and longer than the last one, must be time
-
-
-class Clips(NamedTuple):
-    """Waveforms of the mixtures of one length, ready for an encoder."""
-
-    items: tuple[int, ...]  # their indices in the batch
-    samples: int  # length before resampling
-    waves: Tensor  # (b, sources, T) at the encoder's rate, finite
-    valid: Tensor  # (b, sources) bool; False: zeroed, because it had a NaN or infinite sample
 
 
 # ------------------------------------------------------------------------------------------------
@@ -66,42 +56,29 @@ def valid_waveforms(
     return waves, valid
 
 
-def items_by_length(config: Config, lengths: Sequence[int]) -> list[tuple[int, ...]]:
-    """Group mixtures for scoring: those of one length together, each long clip by itself."""
-    by_length: dict[tuple[int, ...], list[int]] = {}
-    for item, length in enumerate(lengths):
-        alone = (item,) if config.is_long(length) else ()
-        by_length.setdefault((length, *alone), []).append(item)
-    return [tuple(items) for items in by_length.values()]
-
-
-def clips_of(
-    config: Config,
-    waves: Tensor,
-    valid: Tensor,
-    lengths: Sequence[int],
-    groups: Iterable[Sequence[int]],
-) -> tuple[Clips, ...]:
-    """Cut waveforms (B, sources, T) to their lengths and resample them, group by group.
+def resampled(
+    config: Config, waves: Tensor, lengths: Sequence[int], groups: Iterable[Sequence[int]]
+) -> tuple[Tensor, ...]:
+    """Cut waveforms to their lengths and bring them to the encoder's rate, group by group.
 
     Args:
         config: settings of the scorer.
         waves: (B, sources, T), finite.
-        valid: (B, sources) bool.
         lengths: (B,) true lengths in samples.
         groups: indices of the items in each group, which share a length.
+
+    Returns:
+        Waveforms (b, sources, T) of each group.
     """
-    clips = []
+    of_groups = []
     for items in groups:
         samples = lengths[items[0]]
         stretch = slice(items[0], items[-1] + 1)
         adjacent = tuple(items) == tuple(range(items[0], items[-1] + 1))  # needs no copy
         same_length = waves[stretch] if adjacent else devices.select(waves, items, 0)
-        resampled = audio.resample(
-            same_length[..., :samples], config.sample_rate, config.grid.sample_rate
-        )
-        clips.append(Clips(tuple(items), samples, resampled, devices.select(valid, items, 0)))
-    return tuple(clips)
+        cut = same_length[..., :samples]
+        of_groups.append(audio.resample(cut, config.sample_rate, config.grid.sample_rate))
+    return tuple(of_groups)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -110,11 +87,12 @@ def clips_of(
 
 
 def as_batch(x: object, name: str) -> Tensor:
-    """``x`` as (B, sources, T) floating point.
+    """``x`` as (B, sources, T) floating point; ``name`` is "estimates" or "references".
 
     Raises:
         TypeError: not a tensor, or of a dtype that cannot hold audio.
-        ValueError: of another rank, empty, or with time before the sources.
+        ValueError: of another rank, empty, or with time before the sources; fewer than two
+            references.
     """
     accepted = "(B, S, T) or (S, T): batch, sources, samples"
     if not isinstance(x, Tensor):
@@ -134,30 +112,13 @@ def as_batch(x: object, name: str) -> Tensor:
     if hint is not None:
         raise ValueError(f"{name} must have shape {accepted}, got {tuple(x.shape)}{hint}")
     waves = audio.as_waveform(x, name)
-    return waves if waves.ndim == 3 else waves.unsqueeze(0)
-
-
-def as_references(references: Tensor) -> Tensor:
-    """``references`` as (B, S, T) floating point; raises as :func:`as_batch`, or for one source."""
-    waves = as_batch(references, "references")
-    if waves.shape[1] < 2:
+    if name == "references" and waves.shape[-2] < 2:
         raise ValueError(
-            f"at least two references are needed, got {waves.shape[1]}: axis {references.ndim - 2} "
-            f"of references holds the sources (shape {tuple(references.shape)}). The measures "
+            f"at least two references are needed, got {waves.shape[-2]}: axis {x.ndim - 2} "
+            f"of references holds the sources (shape {tuple(x.shape)}). The measures "
             "compare an estimate with the other sources of the mixture."
         )
-    return waves
-
-
-def check_pair(waves: Tensor, estimates: Tensor, references: Tensor) -> None:
-    """Raise unless the references fit the estimates, whose ``waves`` are (B, S', T)."""
-    target = as_references(references)
-    checks.check_devices(estimates=waves, references=target)
-    if estimates.ndim != references.ndim or len(waves) != len(target):
-        raise ValueError(
-            "estimates (B, S', T) and references (B, S, T) must hold the same B mixtures, got "
-            f"{tuple(estimates.shape)} and {tuple(references.shape)}. Nothing is broadcast."
-        )
+    return waves if waves.ndim == 3 else waves.unsqueeze(0)
 
 
 def check_trim(
@@ -229,7 +190,7 @@ def true_lengths(
     rate, shortest = config.sample_rate, min(true)
     least = samples_of_a_frame(config)
     if shortest < least:
-        widest = max(config.encoders.values(), key=lambda slot: slot.frames.receptive_field)
+        widest = max(config.encoders.values(), key=lambda encoder: encoder.frames.receptive_field)
         raise ValueError(
             f"estimates and references: mixture {true.index(shortest)} has {shortest} samples "
             f"({1000 * shortest / rate:.1f} ms), but one frame of encoder {widest.name!r} needs at "
@@ -242,18 +203,6 @@ def samples_of_a_frame(config: Config) -> int:
     """Number of samples, before resampling, that one frame needs."""
     grid = config.grid
     return -(-grid.receptive_field * config.sample_rate // grid.sample_rate)
-
-
-def grid_offset(config: Config, share: float, shortest: int) -> int:
-    """Number of samples to leave out at the beginning, so that frames start part of a hop later.
-
-    Args:
-        config: settings of the scorer, with the grid.
-        share: shift as a share of a hop, in [0, 1).
-        shortest: length of the shortest clip in samples, which keeps at least one frame.
-    """
-    hop = config.grid.hop * config.sample_rate / config.grid.sample_rate
-    return min(int(share * hop), shortest - samples_of_a_frame(config))
 
 
 # ------------------------------------------------------------------------------------------------

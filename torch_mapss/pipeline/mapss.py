@@ -18,12 +18,12 @@ from torch_mapss.encoders import Encoder
 from torch_mapss.pipeline.bank import ReferenceBank
 from torch_mapss.pipeline.call import Call, make_call
 from torch_mapss.pipeline.config import Config, Grid, distortion_banks
-from torch_mapss.pipeline.encoder_slots import EncoderChoice, encoder_slots
 from torch_mapss.pipeline.estimates import GAINS
+from torch_mapss.pipeline.lazy_encoders import EncoderChoice, lazy_encoders
 from torch_mapss.pipeline.measures import checked_measures, with_encoder
-from torch_mapss.pipeline.memory import checked_memory
+from torch_mapss.pipeline.memory import budget, checked_memory
 from torch_mapss.pipeline.prepare import prepare
-from torch_mapss.pipeline.score import bounding, score, scoring
+from torch_mapss.pipeline.score import bound_functions, score
 from torch_mapss.pipeline.scores import ScoreBounds, Scores
 from torch_mapss.pipeline.segments import OnSegment
 
@@ -157,7 +157,7 @@ class MAPSS(nn.Module):
             segment = checks.check_real(segment, "segment", "[1, inf)", why)
         #: All settings, as the functions of the pipeline take them.
         self.config = Config(
-            encoders=encoder_slots(
+            encoders=lazy_encoders(
                 encoder, match_encoder, decomposition_encoder, loading, decomposition_layer
             ),
             banks=distortion_banks(separation_bank, match_bank, decomposition_bank, seed),
@@ -179,17 +179,17 @@ class MAPSS(nn.Module):
     @property
     def encoder(self) -> Encoder:
         """The encoder of PS (and of PM, unless another was given); loads its weights."""
-        return self.config.encoders["encoder"].encoder
+        return self.config.encoders["encoder"].load()
 
     @property
     def match_encoder(self) -> Encoder:
         """The encoder of PM."""
-        return self.config.encoders["match_encoder"].encoder
+        return self.config.encoders["match_encoder"].load()
 
     @property
     def decomposition_encoder(self) -> Encoder:
         """The encoder of clearance and fidelity."""
-        return self.config.encoders["decomposition_encoder"].encoder
+        return self.config.encoders["decomposition_encoder"].load()
 
     @property
     def separation_bank(self) -> DistortionBank:
@@ -232,22 +232,22 @@ class MAPSS(nn.Module):
 
     def times(self, frames: int) -> Tensor:
         """(F,) times in seconds: the centre of each frame's receptive field."""
-        return self.config.times(frames)
+        return self.config.grid.times(frames)
 
     def extra_repr(self) -> str:
         """The settings that its measures depend on, for ``print``; nothing is loaded."""
-        slots: dict[Any, Any] = {**self.config.encoders, **self.config.banks}
-        shown: dict[Any, Any] = {}
+        shown: dict[str, Any] = {}
         for measure in with_encoder(self.measures):
-            shown |= {name: slots[name] for name in (measure.encoder, measure.bank)}
+            shown[measure.encoder] = self.config.encoders[measure.encoder]
+            shown[measure.bank] = self.config.banks[measure.bank]
         field_names = (f.name for f in fields(self.config) if f.name not in ("encoders", "banks"))
         shown |= {name: getattr(self.config, name) for name in field_names}
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
     def _apply(self, fn: Any, recurse: bool = True) -> MAPSS:
         super()._apply(fn, recurse)
-        for slot in set(self.config.encoders.values()):
-            slot.move(fn)
+        for encoder in set(self.config.encoders.values()):
+            encoder.move(fn)
         return self
 
     # ------------------------------------------------------------------------- references
@@ -282,10 +282,10 @@ class MAPSS(nn.Module):
         """
         config = self.config
         measures = config.measures if measures is None else checked_measures(measures)
-        budget = config.budget_for(references)
+        memory = budget(config.memory, references)
         if excerpts is not None:
             excerpts = checked_excerpts(excerpts, references)
-        return prepare(config, references, lengths, measures, budget, warn=True, excerpts=excerpts)
+        return prepare(config, references, lengths, measures, memory, warn=True, excerpts=excerpts)
 
     # ------------------------------------------------------------------------- scores
 
@@ -328,11 +328,12 @@ class MAPSS(nn.Module):
                 ``attributed`` missing or wrong; a bank of other settings.
         """
         config, frames = self.config, checked_frames(frames)
-        budget = config.budget_for(estimates)
+        memory = budget(config.memory, estimates)
         call = make_call(
-            config, estimates, references, attributed, lengths, measures, budget, warn=True
+            config, estimates, references, attributed, lengths, measures, memory, warn=True
         )
-        return score(config, [call], scoring(config), frames, generator)[0]
+        (values,) = score(config, [call], frames, generator)
+        return values.scores()
 
     @eager
     @torch.no_grad()
@@ -373,12 +374,13 @@ class MAPSS(nn.Module):
                 range.
         """
         config, frames = self.config, checked_frames(frames)
-        task = bounding(config, confidence, convention, options)
-        budget = config.budget_for(estimates)
+        functions, settings = bound_functions(config, confidence, convention, options)
+        memory = budget(config.memory, estimates)
         call = make_call(
-            config, estimates, references, attributed, lengths, measures, budget, warn=True
+            config, estimates, references, attributed, lengths, measures, memory, warn=True
         )
-        return score(config, [call], task, frames, generator)[0]
+        (values,) = score(config, [call], frames, generator, functions=functions, settings=settings)
+        return values.bounds(confidence)
 
     # ------------------------------------------------------------------------- several systems
 
@@ -416,7 +418,8 @@ class MAPSS(nn.Module):
             TypeError, ValueError: as :meth:`forward`.
         """
         calls, frames = self._calls(estimates, bank, attributed, measures), checked_frames(frames)
-        return score(self.config, calls, scoring(self.config), frames, generator, on_segment)
+        values_by_system = score(self.config, calls, frames, generator, on_segment)
+        return [values.scores() for values in values_by_system]
 
     @eager
     @torch.no_grad()
@@ -447,9 +450,12 @@ class MAPSS(nn.Module):
         Raises:
             TypeError, ValueError: as :meth:`bounds`.
         """
-        task = bounding(self.config, confidence, convention, options)
+        functions, settings = bound_functions(self.config, confidence, convention, options)
         calls, frames = self._calls(estimates, bank, attributed, measures), checked_frames(frames)
-        return score(self.config, calls, task, frames, generator, on_segment)
+        values_by_system = score(
+            self.config, calls, frames, generator, on_segment, functions, settings
+        )
+        return [values.bounds(confidence) for values in values_by_system]
 
     def _calls(
         self,
@@ -470,9 +476,9 @@ class MAPSS(nn.Module):
                 f"{type(bank).__name__}. Make it once: bank = mapss.prepare(references)."
             )
         measures = None if measures is None else checked_measures(measures)
-        budget = self.config.budget_for(bank)
+        memory = budget(self.config.memory, bank)
         return [
-            make_call(self.config, waves, bank, index, None, measures, budget)
+            make_call(self.config, waves, bank, index, None, measures, memory)
             for waves, index in zip(estimates, indices)
         ]
 

@@ -31,8 +31,8 @@ class Measure:
     name: str
     # Fields of Scores from which no score is pooled; FIELD_defined says where each has a value.
     unscored: tuple[str, ...] = ()
-    encoder: str | None = None
-    bank: str | None = None
+    encoder: str = ""
+    bank: str = ""
     score: ScoreFunction | None = None  # score function: points of frames -> fields by name
     least_members: int = 0  # fewest distortions in a cluster
     others: bool = False  # whether it reads the sum of the other references
@@ -136,4 +136,4 @@ def checked_measures(
 
 def with_encoder(measures: Iterable[str]) -> list[Measure]:
     """Records of the named measures that compare embeddings."""
-    return [MEASURES[name] for name in measures if MEASURES[name].encoder is not None]
+    return [MEASURES[name] for name in measures if MEASURES[name].encoder]

@@ -27,16 +27,10 @@ class Budget(NamedTuple):
     call's peak is about the sum of the two largest.
     """
 
-    total: int
     samples: int  # samples of copies made at a time; each takes some 400 bytes meanwhile
     embeddings: int  # bytes of an encoder's activations, and of a block's embeddings in segments
     gathered: int  # bytes of the embeddings of a block of frames, copied for its graphs
     frames: int  # bytes of the graphs of a batch of frames
-
-    @classmethod
-    def of(cls, total: int) -> Budget:
-        """Split ``total`` bytes into shares."""
-        return cls(total, max(1, total // 1024), total // 2, total // 8, total * 3 // 32)
 
 
 def checked_memory(memory: Any) -> int | None:
@@ -64,17 +58,28 @@ def checked_memory(memory: Any) -> int | None:
     return int(amount)
 
 
-def budget(memory: int | None, device: torch.device) -> Budget:
-    """Budget of a call on a device; ``memory`` None: chosen by device.
+def budget(memory: int | None, signals: object) -> Budget:
+    """Budget of a call, to be read once at its beginning.
 
-    By default, a quarter of the memory that is currently free on CUDA. On a CPU 1 GiB, or a quarter
-    of the free memory if that is less; more is not faster there.
+    Args:
+        memory: bytes. None: a quarter of the memory that is currently free on CUDA. On a CPU 1 GiB,
+            or a quarter of the free memory if that is less; more is not faster there.
+        signals: tensor or bank, whose device counts. Anything else is taken to be on the CPU, and
+            refused later.
     """
     if memory is None:
-        on_cuda = device.type == "cuda"
-        free = torch.cuda.mem_get_info(device)[0] if on_cuda else min(4 * GIB, free_memory())
+        device = getattr(signals, "device", None)
+        if isinstance(device, torch.device) and device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(device)
+        else:
+            free = min(4 * GIB, free_memory())
         memory = max(_LEAST, free // 4)
-    return Budget.of(memory)
+    return Budget(
+        samples=max(1, memory // 1024),
+        embeddings=memory // 2,
+        gathered=memory // 8,
+        frames=memory * 3 // 32,
+    )
 
 
 def free_memory() -> int:

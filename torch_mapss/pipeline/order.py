@@ -22,22 +22,20 @@ def best_order(call: Call) -> Tensor:
         left.
     """
     order = torch.empty(call.estimates.shape[:2], dtype=torch.int64, device="cpu")
-    for clips, references in call.pairs():
-        source_of_estimate = audio.match_sources(clips.waves, references)
-        order[list(clips.items)] = source_of_estimate.argsort(-1).cpu()
+    for items, waves, references in call.pairs():
+        source_of_estimate = audio.match_sources(waves, references)
+        order[list(items)] = source_of_estimate.argsort(-1).cpu()
     return order.to(call.estimates.device)
 
 
 def reordered(call: Call, order: Tensor) -> Call:
     """The call with its estimates permuted by ``order`` (B, S), the estimate per reference."""
-    clips = []
-    for same_length in call.clips:
-        order_of_items = order[list(same_length.items)]
-        clips.append(
-            same_length._replace(
-                waves=devices.select_sources(same_length.waves, order_of_items),
-                valid=devices.select_sources(same_length.valid, order_of_items),
-            )
-        )
-    estimates = devices.select_sources(call.estimates, order)
-    return call._replace(estimates=estimates, clips=tuple(clips))
+    waves = [
+        devices.select_sources(same_length, order[list(clips.items)])
+        for same_length, clips in zip(call.waves, call.bank.groups)
+    ]
+    return call._replace(
+        estimates=devices.select_sources(call.estimates, order),
+        waves=tuple(waves),
+        valid=devices.select_sources(call.valid, order),
+    )

@@ -12,11 +12,11 @@ from torch_mapss.audio.frames import active_frames
 from torch_mapss.audio.loudness import at_loudness, passing_blocks
 from torch_mapss.core import checks, devices
 from torch_mapss.pipeline import inputs
-from torch_mapss.pipeline.activity import active_sources, frames_of_pauses, frames_to_score
-from torch_mapss.pipeline.bank import Encoded, EncodedClips, ReferenceBank
+from torch_mapss.pipeline.activity import active_sources, frames_to_score
+from torch_mapss.pipeline.bank import Clusters, PreparedClips, ReferenceBank
 from torch_mapss.pipeline.config import Config
-from torch_mapss.pipeline.copies import Encoding, planned_copies, sums_of_others
-from torch_mapss.pipeline.inputs import Clips
+from torch_mapss.pipeline.copies import copy_plans, sums_of_others
+from torch_mapss.pipeline.embedder import Embedder
 from torch_mapss.pipeline.measures import with_encoder
 from torch_mapss.pipeline.memory import Budget, explained
 from torch_mapss.pipeline.segments import measure_long_clip
@@ -55,74 +55,89 @@ def prepare(
             distortions.
         RuntimeError: an encoder gave no finite number at all.
     """
-    waves = inputs.as_references(references)
+    waves = inputs.as_batch(references, "references")
     batch, sources, samples = waves.shape
     true = inputs.true_lengths(config, lengths, batch, samples, waves)
     config.check(measures, sources, max(true) if excerpts is None else 0)
     waves, valid = inputs.valid_waveforms(waves, "references", true, config.check_finite)
     waves, true = waves[..., offset:], tuple(length - offset for length in true)
-    groups = inputs.items_by_length(config, true)
-    encoding = Encoding(config, budget)
+    # Mixtures of one length form a group, but every long clip is a group by itself.
+    grouped: dict[tuple[int, ...], list[int]] = {}
+    for item, length in enumerate(true):
+        alone = (item,) if config.is_long(length) else ()
+        grouped.setdefault((length, *alone), []).append(item)
+    groups = [tuple(items) for items in grouped.values()]
+    embedder = Embedder(config, budget)
+    prepared: list[PreparedClips] = []
     with explained():
-        prepared = tuple(
-            measure_long_clip(config, clips, measures, budget, excerpts)
-            if excerpts is not None or config.is_long(clips.samples)
-            else encode_clips(config, clips, measures, encoding)
-            for clips in inputs.clips_of(config, waves, valid, true, groups)
-        )
-        encoding.check()
-    bank = ReferenceBank(prepared, samples - offset, config.bank_settings(measures))
+        for items, of_group in zip(groups, inputs.resampled(config, waves, true, groups)):
+            length, valid_sources = true[items[0]], devices.select(valid, items, 0)
+            if excerpts is not None or config.is_long(length):
+                clips: PreparedClips = measure_long_clip(
+                    config, items, length, of_group, valid_sources, measures, budget, excerpts
+                )
+            else:
+                clips = embed_clips(embedder, items, length, of_group, valid_sources, measures)
+            prepared.append(clips)
+        embedder.check()
+    bank = ReferenceBank(tuple(prepared), samples - offset, config.bank_settings(measures))
     if warn:
-        warn_unscored(bank)
+        # An accelerator is read once, whatever the number of lengths.
+        scored = [devices.upload(c.items, bank.device)[c.scored[:, 0]] for c in bank.groups]
+        empty = set(range(bank.batch)) - set(torch.cat(scored).tolist())
+        if empty:
+            checks.warn_user(
+                f"mixtures {sorted(empty)} have no frame in which two sources are active: their "
+                "scores are undefined (NaN in means, left out of losses), except for clearance and "
+                "bleed where one source pauses while another one plays."
+            )
     return bank
 
 
-def encode_clips(
-    config: Config, clips: Clips, measures: Sequence[str], encoding: Encoding
-) -> EncodedClips:
-    """Prepare mixtures of one length, with the embeddings of all their distortions."""
-    grid = config.grid
+def embed_clips(
+    embedder: Embedder,
+    items: tuple[int, ...],
+    samples: int,
+    waves: Tensor,
+    valid_sources: Tensor,
+    measures: Sequence[str],
+) -> PreparedClips:
+    """Prepare mixtures of one length, with the embeddings of all their distortions.
+
+    Args:
+        embedder: embeds references and distortions.
+        items: indices of the mixtures in the batch.
+        samples: their length before resampling.
+        waves: (b, S, T) at the encoder's rate, finite.
+        valid_sources: (b, S) bool; False: zeroed, because it had a NaN or infinite sample.
+        measures: measures to prepare.
+    """
+    config, grid = embedder.config, embedder.config.grid
     normalised = functools.partial(at_loudness, rate=grid.sample_rate, target=config.loudness)
-    unscaled = clips.waves.clone() if clips.waves.is_inference() else clips.waves
+    unscaled = waves.clone() if waves.is_inference() else waves
     waves = normalised(unscaled)
     audible = active_frames(waves, grid.receptive_field, grid.hop, config.activity)
     embedded = with_encoder(measures)
-    references = encoding.by_measure([measure.name for measure in embedded], waves)
+    references = embedder.by_measure([measure.name for measure in embedded], waves)
     others: dict[str, Tensor] = {}
-    if waves.shape[1] > 2:
-        of_sums = [measure.name for measure in embedded if measure.others]
-        if of_sums:
-            others = encoding.by_measure(of_sums, normalised(sums_of_others(unscaled)))
-    encoded: dict[str, Encoded] = {}
-    for copies in planned_copies(config, encoding.budget, measures, waves, audible, clips.items):
-        encoded |= copies.encode(
-            waves, lambda _, copy: normalised(copy), encoding, references, others
-        )
-    valid = clips.valid.unsqueeze(-1).expand(audible.shape)
-    for embeddings in encoded.values():
-        valid = valid & embeddings.usable()
-    active = active_sources(audible, valid)
-    return EncodedClips(
-        items=clips.items,
-        samples=clips.samples,
+    of_sums = [measure.name for measure in embedded if measure.others]
+    if waves.shape[1] > 2 and of_sums:
+        others = embedder.by_measure(of_sums, normalised(sums_of_others(unscaled)))
+    encoded: dict[str, Clusters] = {}
+    for plan in copy_plans(config, embedder.budget, measures, waves, audible, items):
+        encoded |= plan.embed(embedder, waves, references, others)
+    valid = valid_sources.unsqueeze(-1).expand(audible.shape)
+    for clusters in encoded.values():
+        valid = valid & clusters.usable()
+    scored, pauses = frames_to_score(active_sources(audible, valid))
+    return PreparedClips(
+        items=items,
+        samples=samples,
         waves=waves,
         audible=audible,
         valid=valid,
-        scored=frames_to_score(active),
-        pauses=frames_of_pauses(active),
+        scored=scored,
+        pauses=pauses,
         gates=passing_blocks(waves, grid.sample_rate, config.loudness),
         encoded=encoded,
     )
-
-
-def warn_unscored(bank: ReferenceBank) -> None:
-    """Warn of mixtures in which no frame has two active sources, naming them."""
-    # An accelerator is read once, whatever the number of lengths.
-    scored = [devices.upload(c.items, bank.device)[c.scored[:, 0]] for c in bank.groups]
-    empty = set(range(bank.batch)) - set(torch.cat(scored).tolist())
-    if empty:
-        checks.warn_user(
-            f"mixtures {sorted(empty)} have no frame in which two sources are active: their scores "
-            "are undefined (NaN in means, left out of losses), except for clearance and bleed "
-            "where one source pauses while another one plays."
-        )

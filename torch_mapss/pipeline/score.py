@@ -2,53 +2,37 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_mapss.core import devices
 from torch_mapss.core.frame_batches import ScoreFunction, Started, finish, start
-from torch_mapss.core.points import Points
+from torch_mapss.core.points import LEAST_ACTIVE
 from torch_mapss.core.settings import Settings
-from torch_mapss.pipeline.activity import exposed_estimates, scored_estimates, sources_in_graph
-from torch_mapss.pipeline.bank import EncodedClips, LongClip, ReferenceBank
+from torch_mapss.pipeline.bank import LongClip, ReferenceBank
 from torch_mapss.pipeline.call import Call
 from torch_mapss.pipeline.config import Config
-from torch_mapss.pipeline.copies import Encoding, by_level
+from torch_mapss.pipeline.embedder import Embedder
 from torch_mapss.pipeline.estimates import levelled_estimates
-from torch_mapss.pipeline.frame_values import FrameValues, bounds_of, scores_of
-from torch_mapss.pipeline.frames import Block, ClipFrames, EncodedFrames
+from torch_mapss.pipeline.frame_values import FrameValues
+from torch_mapss.pipeline.frames import Block, stored_blocks
 from torch_mapss.pipeline.measures import MEASURES, with_encoder
 from torch_mapss.pipeline.memory import explained
-from torch_mapss.pipeline.scores import ScoreBounds, Scores
-from torch_mapss.pipeline.segments import LongClipFrames, OnSegment
-
-Record = TypeVar("Record")
+from torch_mapss.pipeline.segments import OnSegment, segment_blocks
 
 
-@dataclass(frozen=True)
-class Task(Generic[Record]):
-    """The score functions to run on every frame, and the record to make from their results."""
-
-    functions: Mapping[str, ScoreFunction]  # by measure
-    settings: Settings  # of the diffusion map
-    record: Callable[[FrameValues], Record]
-
-
-def scoring(config: Config) -> Task[Scores]:
-    """Scores; see :meth:`torch_mapss.MAPSS.forward`."""
-    functions = {m.name: m.score for m in with_encoder(MEASURES) if m.score is not None}
-    return Task(functions, config.settings, functools.partial(scores_of, config))
-
-
-def bounding(
+def bound_functions(
     config: Config, confidence: float, convention: str | None, options: dict[str, Any]
-) -> Task[ScoreBounds]:
-    """Bounds, and scores from the same maps; see :meth:`torch_mapss.MAPSS.bounds`."""
+) -> tuple[dict[str, ScoreFunction], Settings]:
+    """Functions for :func:`score` that bound the scores, see :meth:`torch_mapss.MAPSS.bounds`.
+
+    Returns:
+        The functions by measure, which also return the scores from the same maps; and the settings
+        of these maps.
+    """
     from torch_mapss.bounds import frames as bounds
     from torch_mapss.bounds.settings import named_settings
 
@@ -60,129 +44,129 @@ def bounding(
         "match": bounds.match_errors(checked, scores=True),
     }
     of_map = "reference" if convention == "reference" else "paper"  # "derived": the paper's map
-    settings = config.settings._replace(convention=of_map)
-    has_scores = settings == config.settings  # else these are other maps than the scores'
-    return Task(functions, settings, functools.partial(bounds_of, config, confidence, has_scores))
+    return functions, config.settings._replace(convention=of_map)
 
 
 def score(
     config: Config,
     calls: Sequence[Call],
-    task: Task[Record],
     frames: int | None = None,
     generator: torch.Generator | None = None,
     on_segment: OnSegment | None = None,
-) -> list[Record]:
-    """Run a task on the frames of calls that share a bank.
+    functions: Mapping[str, ScoreFunction] | None = None,
+    settings: Settings | None = None,
+) -> list[FrameValues]:
+    """Score the frames of calls that share a bank.
 
     This is the one loop over blocks of frames. A block's points come from memory or are made on
     demand, once for all calls. Without a graph, the memory of a block is freed at once; with one,
-    all blocks are kept anyway, and an accelerator is read once, after the last. The measures
-    without embeddings (bleed) are computed at the end, by ``task.record``.
+    all blocks are kept anyway, and an accelerator is read once, after the last.
 
     Args:
         config: settings of the scorer.
         calls: calls with the same bank and measures.
-        task: the score functions and the record.
         frames: largest number of frames to score; None: all.
         generator: generator for drawing them, see :func:`choose`.
         on_segment: progress callback ``(done, total)`` for the segments of a long clip.
+        functions: score functions by measure; None: those of :data:`MEASURES`.
+        settings: settings of the diffusion maps; None: those of the scorer.
 
     Returns:
-        The record of each call.
+        The values of each call.
     """
     bank, budget = calls[0].bank, calls[0].budget
     measures = [measure.name for measure in with_encoder(calls[0].measures)]
-    scorer = BlockScorer(calls, task)
+    settings = config.settings if settings is None else settings
+    values = [FrameValues(config, call, settings) for call in calls]
+    scorer = BlockScorer(values, functions)
     with explained():
         chosen = choose(bank, measures, frames, generator)
-        encoding = Encoding(config, budget)
-        readers = [
-            frames_of_group(calls, group, measures, encoding, scorer.has_graph, on_segment)
+        embedder = Embedder(config, budget)
+        groups = [
+            blocks_of_group(calls, group, measures, embedder, scorer.has_graph, chosen, on_segment)
             for group in range(len(bank.groups))
         ]
-        encoding.check()  # of all lengths at once
-        for group, reader in enumerate(readers):
-            for block in reader.blocks(*chosen[group]):
+        embedder.check()  # of all lengths at once
+        for group, blocks in enumerate(groups):
+            for block in blocks:
                 scorer.add(group, block)
         scorer.write()
-    return [task.record(values) for values in scorer.values]
+    return values
 
 
 class BlockScorer:
     """Starts the work on blocks of frames, and writes the results to the values of each call.
 
     Args:
-        calls: calls that share a bank.
-        task: the score functions.
+        values: values of calls that share a bank.
+        functions: see :func:`score`.
     """
 
-    def __init__(self, calls: Sequence[Call], task: Task[Any]) -> None:
-        self.calls = calls
-        self.task = task
-        self.values = [FrameValues(call) for call in calls]
-        self.has_graph = any(call.wants_gradient for call in calls)
+    def __init__(
+        self, values: Sequence[FrameValues], functions: Mapping[str, ScoreFunction] | None
+    ) -> None:
+        self.values = values
+        self.functions = functions
+        self.has_graph = torch.is_grad_enabled() and any(
+            entry.call.estimates.requires_grad for entry in values
+        )
         # Work that was started on frames of blocks; and of each where its results belong: the
         # call's values, (n,) the position in its flattened (B, F), (n,) whether it is usable.
         self._started: list[Started] = []
         self._destinations: list[tuple[FrameValues, Tensor, Tensor]] = []
-        groups = calls[0].bank.groups
-        self._active = [clips.active for clips in groups]  # (b, S, F) per length
+        self.bank = values[0].call.bank
+        self._active = [clips.active for clips in self.bank.groups]  # (b, S, F) per length
         self._plays = [active.any(-1) for active in self._active]  # (b, S) per length
 
     def add(self, group: int, block: Block) -> None:
         """Score a block of the mixtures of one length, by their index in ``bank.groups``."""
-        bank = self.calls[0].bank
-        clips = bank.groups[group]
         active = self._active[group][block.item, :, block.frame]  # (n, S)
         plays = self._plays[group][block.item]  # (n, S)
-        present = sources_in_graph(active, block.has_pauses)
-        items = devices.upload(clips.items, bank.device)
-        position = items[block.item] * bank.frames + block.frame  # in the flattened (B, F)
-        is_usable = [call.clips[group].valid.all(-1)[block.item] for call in self.calls]  # (n,)
-        for measure in block.measures:
-            is_usable = self._start(block, measure, present, position, is_usable)
+        count = active.sum(-1, keepdim=True)
+        items = devices.upload(self.bank.groups[group].items, self.bank.device)[block.item]
+        position = items * self.bank.frames + block.frame  # in the flattened (B, F)
+        # Sources in the graph of each frame. None, for all of them, leads to batches without a
+        # mask, which are cheaper. With two sources both are active in every frame without a pause;
+        # with more, finding out would read an accelerator.
+        both_active = active.shape[-1] == LEAST_ACTIVE and not block.has_pauses
+        may_read = not devices.is_accelerator(active.device)
+        all_active = both_active or (may_read and bool(active.all()))
+        present = None if all_active else active
+        # A frame without finite samples and embeddings is not scored.
+        is_usable = [entry.call.valid.all(-1)[items] for entry in self.values]  # (n,) per call
+        for name in block.measures:
+            rows, clusters, finite_clusters, outputs = block.read(name)
+            function = MEASURES[name].score if self.functions is None else self.functions[name]
+            assert function is not None
+            for entry, usable, embedded in zip(self.values, is_usable, outputs):
+                call = entry.call
+                # A non-finite output would spoil its frame's graph: its reference takes its place.
+                finite = embedded.detach().isfinite().all(-1, keepdim=True)
+                references = devices.select(clusters.references, call.attributed, 1)
+                points = clusters._replace(
+                    outputs=torch.where(finite, embedded, references),
+                    attributed=call.attributed,
+                    active=None if present is None else present[rows],
+                )
+                usable[rows] &= finite.squeeze(-1).all(-1) & finite_clusters
+                self._started.append(start(points, entry.settings, function, call.budget.frames))
+                self._destinations.append((entry, position[rows], usable[rows].clone()))
             if not self.has_graph:
-                self.write()  # free this measure's work before the next one's copies are made
-        for call, values, usable in zip(self.calls, self.values, is_usable):
-            scored = scored_estimates(active, call.attributed)
-            exposed = exposed_estimates(active, plays, call.attributed)
-            values.write("active", position, scored & usable.unsqueeze(-1))
-            values.write("exposed", position, exposed & usable.unsqueeze(-1))
-
-    def _start(
-        self,
-        block: Block,
-        measure: str,
-        present: Tensor | None,
-        position: Tensor,
-        is_usable: Sequence[Tensor],
-    ) -> list[Tensor]:
-        """Start one measure; returns, per call, which of the n frames are still usable."""
-        rows = block.rows(measure)
-        clusters, finite_clusters = block.clusters(measure)
-        present = None if present is None else present[rows]
-        still_usable = []
-        for k, call in enumerate(self.calls):
-            outputs = block.outputs(measure, k)
-            points, finite_outputs = with_outputs(clusters, outputs, call.attributed, present)
-            usable = is_usable[k].clone()
-            usable[rows] &= finite_outputs & finite_clusters
-            function, budget = self.task.functions[measure], call.budget.frames
-            self._started.append(start(points, self.task.settings, function, budget))
-            self._destinations.append((self.values[k], position[rows], usable[rows]))
-            still_usable.append(usable)
-        return still_usable
+                self.write()
+            del clusters, outputs, embedded, references, points  # before the next copies are made
+        for entry, usable in zip(self.values, is_usable):
+            own_active = devices.select(active, entry.call.attributed, 1)
+            own_plays = devices.select(plays, entry.call.attributed, 1)
+            usable = usable.unsqueeze(-1)
+            entry.active[position] = own_active & (count >= LEAST_ACTIVE) & usable
+            entry.exposed[position] = own_plays & (count > own_active) & usable
 
     def write(self) -> None:
         """Write the results of all started work; an accelerator is read once for all."""
         results = finish(self._started)
         for (values, position, is_usable), result in zip(self._destinations, results):
             for name, tensor in result.items():
-                if name.endswith("_left_out"):
-                    values.add(name, position, is_usable, tensor)
-                else:
-                    values.write(name, position, tensor)
+                values.write(name, position, is_usable, tensor)
         self._started, self._destinations = [], []
 
 
@@ -215,46 +199,43 @@ def choose(
     return list(zip(lists[::2], lists[1::2]))
 
 
-def frames_of_group(
+def blocks_of_group(
     calls: Sequence[Call],
     group: int,
     measures: Sequence[str],
-    encoding: Encoding,
+    embedder: Embedder,
     has_graph: bool,
+    chosen: Sequence[tuple[Tensor, Tensor]],
     on_segment: OnSegment | None,
-) -> ClipFrames:
-    """Frames of the mixtures of one length, with estimates encoded now or on demand."""
-    clips = calls[0].bank.groups[group]
-    estimates = [levelled_estimates(encoding.config, call, group, measures) for call in calls]
-    if isinstance(clips, LongClip):
-        return LongClipFrames(clips, estimates, measures, encoding, on_segment)
-    assert isinstance(clips, EncodedClips)
-    embedded: list[dict[str, Tensor]] = []
-    for waves_by_measure in estimates:
-        embedded.append({})
-        for waves, names in by_level(waves_by_measure, measures):
-            embedded[-1] |= encoding.by_measure(names, waves)
-    frame_bytes = max((clips.encoded[name].frame_bytes for name in measures), default=1)
-    frames_at_once = None if has_graph else max(1, encoding.budget.gathered // frame_bytes)
-    return EncodedFrames(clips, embedded, frames_at_once)
-
-
-def with_outputs(
-    clusters: Points, outputs: Tensor, attributed: tuple[int, ...], present: Tensor | None
-) -> tuple[Points, Tensor]:
-    """Add outputs to the points of n frames; also returns (n,) bool where outputs are finite.
-
-    A non-finite output would spoil its frame's graph. Since it is not scored, its reference takes
-    its place.
+) -> Iterator[Block]:
+    """Blocks of the mixtures of one length, whose estimates are embedded now or on demand.
 
     Args:
-        clusters: points without outputs.
-        outputs: (n, S', M) embeddings.
-        attributed: (S',) source of each output.
-        present: (n, S) bool, see :func:`sources_in_graph`.
+        calls: calls that share a bank.
+        group: index of the length in ``bank.groups``.
+        measures: measures to compute.
+        embedder: embeds the estimates.
+        has_graph: whether autograd records a graph.
+        chosen: result of :func:`choose`.
+        on_segment: see :func:`score`.
     """
-    finite = outputs.detach().isfinite().all(-1, keepdim=True)
-    references = devices.select(clusters.references, attributed, 1)
-    outputs = torch.where(finite, outputs, references)
-    points = clusters._replace(outputs=outputs, attributed=attributed, active=present)
-    return points, finite.squeeze(-1).all(-1)
+    clips = calls[0].bank.groups[group]
+    scored, pauses = chosen[group]
+    estimates = [levelled_estimates(embedder.config, call, group, measures) for call in calls]
+    if isinstance(clips, LongClip):
+        return segment_blocks(clips, estimates, measures, embedder, on_segment, scored, pauses)
+    embedded: list[dict[str, Tensor]] = []
+    for levelled in estimates:
+        embedded.append({})
+        for waves, names in levelled:
+            embedded[-1] |= embedder.by_measure(names, waves)
+    frames_at_once = None  # with a graph, all frames are kept anyway
+    if not has_graph:
+        frame_bytes = 1
+        for name in measures:
+            distortions = clips.encoded[name].distortions
+            _, sources, members, _, features = distortions.shape
+            numbers = sources * (members + 1) * features
+            frame_bytes = max(frame_bytes, numbers * distortions.element_size())
+        frames_at_once = max(1, embedder.budget.gathered // frame_bytes)
+    return stored_blocks(clips, embedded, frames_at_once, scored, pauses)

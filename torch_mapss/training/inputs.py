@@ -14,6 +14,7 @@ from torch_mapss.pipeline import inputs
 from torch_mapss.pipeline.bank import ReferenceBank
 from torch_mapss.pipeline.call import Call, make_call
 from torch_mapss.pipeline.config import Config
+from torch_mapss.pipeline.memory import budget
 from torch_mapss.pipeline.order import best_order, reordered
 
 PIT = (*inputs.PIT, "loss")
@@ -57,8 +58,8 @@ def validate(
                 "Pass estimates first, loss(estimates, references); if the order is right, pass "
                 "references.detach()."
             )
-    budget = config.budget_for(estimates)
-    arguments = config, estimates, references, attributed, lengths, measures, budget
+    memory = budget(config.memory, estimates)
+    arguments = config, estimates, references, attributed, lengths, measures, memory
     return make_call(*arguments, pit=pit, grid_shift=grid_shift)
 
 

@@ -66,7 +66,7 @@ from torch_mapss.pipeline.frame_draws import frame_generator, grid_shift
 from torch_mapss.pipeline.inputs import check_pit
 from torch_mapss.pipeline.mapss import MAPSS, EncoderChoice, resolve
 from torch_mapss.pipeline.measures import MEASURES
-from torch_mapss.pipeline.score import score, scoring
+from torch_mapss.pipeline.score import score
 from torch_mapss.training.autocast import precisely
 from torch_mapss.training.inputs import PIT, ordered, truth_of, validate
 from torch_mapss.training.reduction import REDUCTIONS, mean_of, reduced, reduced_extra
@@ -255,7 +255,8 @@ class PerceptualLoss(nn.Module):
     def _terms(self, call: Call, draw: int) -> list[Term]:
         config = self.mapss.config
         generator = frame_generator(self.seed, draw)
-        (scores,) = score(config, [call], scoring(config), self.frames, generator)
+        (values,) = score(config, [call], self.frames, generator)
+        scores = values.scores()
         weights_of_frames = frame_weights(self.weighting, scores, call, config.grid)
         terms = [
             estimate_term(name, self.weights[name], self.terms[name](scores), weights_of_frames)

@@ -25,7 +25,7 @@ from torch_mapss.encoders.registry import as_dtype, checkpoint_of
 EncoderChoice = str | os.PathLike[str] | Encoder | Callable[[Tensor], Tensor]
 
 
-class EncoderSlot:
+class LazyEncoder:
     """An encoder that is loaded at its first use.
 
     The rate and frames of a pretrained encoder are known without its weights.
@@ -34,14 +34,14 @@ class EncoderSlot:
         choice: the encoder as a user passes it.
         options: options of :func:`torch_mapss.load_encoder`, if it is a name; None stands for the
             default.
-        like: slot of the encoder whose frames the log-mel spectra use, for the name "mel".
+        like: the encoder whose frames the log-mel spectra use, for the name "mel".
 
     Raises:
         TypeError, ValueError: neither an encoder nor the name of one.
     """
 
     def __init__(
-        self, choice: EncoderChoice, options: Mapping[str, Any], like: EncoderSlot | None = None
+        self, choice: EncoderChoice, options: Mapping[str, Any], like: LazyEncoder | None = None
     ) -> None:
         self.choice = os.fspath(choice) if isinstance(choice, os.PathLike) else choice
         self.like = like
@@ -55,10 +55,11 @@ class EncoderSlot:
                 checkpoint_of(self.choice)
                 self.checkpoint, self.is_known = self.choice, row is not None
         if self.checkpoint is None and self.is_known:
-            _ = self.encoder
+            self.load()
+        #: Name for tables and messages.
+        self.name = self.choice if isinstance(self.choice, str) else self.load().name
 
-    @property
-    def encoder(self) -> Encoder:
+    def load(self) -> Encoder:
         """The encoder, loaded at its first use."""
         if self._encoder is None and self.like is not None:
             frames = self.like.frames
@@ -71,7 +72,7 @@ class EncoderSlot:
     def frames(self) -> EncoderRow | Encoder:
         """Object with ``sample_rate``, ``hop`` and ``receptive_field``; loads no weights."""
         if self.checkpoint is None:
-            return self.encoder
+            return self.load()
         return encoder_row(self.checkpoint, **self.options)
 
     def __repr__(self) -> str:
@@ -79,16 +80,11 @@ class EncoderSlot:
         return repr(self.name)
 
     @property
-    def name(self) -> str:
-        """Name for tables and messages."""
-        return self.choice if isinstance(self.choice, str) else self.encoder.name
-
-    @property
     def pretrained(self) -> bool:
         """Whether the encoder is a transformer."""
         return self.checkpoint is not None or hasattr(self._encoder, "checkpoint")
 
-    @property
+    @cached_property
     def seconds(self) -> float:
         """Maximum clip duration in seconds."""
         samples = self.frames.maximum_samples
@@ -132,29 +128,29 @@ class EncoderSlot:
         }
 
 
-def encoder_slots(
+def lazy_encoders(
     encoder: EncoderChoice,
     match_encoder: EncoderChoice | None,
     decomposition_encoder: EncoderChoice,
     options: dict[str, Any],
     decomposition_layer: int | None = None,
-) -> dict[str, EncoderSlot]:
-    """Encoders by argument of :class:`~torch_mapss.MAPSS`; equal ones share a slot."""
-    of_separation = EncoderSlot(encoder, options)
+) -> dict[str, LazyEncoder]:
+    """Encoders by argument of :class:`~torch_mapss.MAPSS`; equal ones are one object."""
+    of_separation = LazyEncoder(encoder, options)
 
-    def slot_of(choice: EncoderChoice, layer: int | None = None) -> EncoderSlot:
+    def lazy_encoder(choice: EncoderChoice, layer: int | None = None) -> LazyEncoder:
         if not isinstance(choice, str | os.PathLike):
-            return of_separation if choice is encoder else EncoderSlot(choice, {})
+            return of_separation if choice is encoder else LazyEncoder(choice, {})
         is_equal = os.fspath(choice) == of_separation.choice and layer == options["layer"]
-        return of_separation if is_equal else EncoderSlot(choice, {**options, "layer": layer})
+        return of_separation if is_equal else LazyEncoder(choice, {**options, "layer": layer})
 
     if decomposition_layer is not None:
         _check_layered(decomposition_encoder, decomposition_layer)
 
     if decomposition_encoder == "mel":  # on the frames of PS's encoder
-        of_decomposition = EncoderSlot(decomposition_encoder, {}, like=of_separation)
+        of_decomposition = LazyEncoder(decomposition_encoder, {}, like=of_separation)
     else:
-        of_decomposition = slot_of(decomposition_encoder, decomposition_layer)
+        of_decomposition = lazy_encoder(decomposition_encoder, decomposition_layer)
     if of_decomposition.pretrained:
         checks.warn_user(
             f"decomposition_encoder={of_decomposition.name!r} is a transformer: from its layer 1 "
@@ -163,7 +159,7 @@ def encoder_slots(
         )
     return {
         "encoder": of_separation,
-        "match_encoder": of_separation if match_encoder is None else slot_of(match_encoder),
+        "match_encoder": of_separation if match_encoder is None else lazy_encoder(match_encoder),
         "decomposition_encoder": of_decomposition,
     }
 
