@@ -1,4 +1,4 @@
-"""What the command lines of the recipes share. Imports nothing heavy: ``--help`` is quick."""
+"""What the command lines of the recipes share; it imports nothing heavy, so --help is quick."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ import argparse
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Defaults beside the options, the description as it is written."""
+    """Shows defaults with the options, and the description with its own line breaks."""

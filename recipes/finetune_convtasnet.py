@@ -5,14 +5,15 @@
     python recipes/finetune_convtasnet.py --speech FOLDER --out runs/pipeline --pretrained
 
 FOLDER holds one subfolder of recordings for each talker (or files named talker_1.wav, …). Weights
-come from ``--checkpoint`` (a ``state_dict`` of ``torchaudio.models.ConvTasNet``, whose size must be
-that of ``--size``), from ``--pretrained`` (torchaudio's pipeline for Libri2Mix, 8 kHz, where the
-network allows it), or the network is trained first on FOLDER with SI-SDR alone (``--warm-up``).
+come from ``--checkpoint`` (a ``state_dict`` of ``torchaudio.models.ConvTasNet`` in the size of
+``--size``) or from ``--pretrained`` (torchaudio's pipeline for Libri2Mix at 8 kHz, which is
+downloaded). Without either, the network is first trained on FOLDER with SI-SDR alone
+(``--warm-up``).
 
-Mixtures are drawn anew in every step (dynamic mixing), yet nothing is prepared in a step: segments
-are distorted and encoded once, for a pool, and ``bank.recombined`` puts the prepared sources of new
-mixtures together. What a step costs is printed, with and without the preparing. Validation before
-and after uses torchmetrics. OUT gets the plot and the weights.
+Every step draws new mixtures (dynamic mixing) without preparing anything: the segments of a pool
+are distorted and encoded once, and ``bank.recombined`` joins the prepared sources of new mixtures.
+The time of a step is printed, with and without that preparation. Validation before and after uses
+torchmetrics. The plot and the weights are written to ``--out``.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--out", required=True, help="folder for plot and weights")
     add("--checkpoint", help="state_dict of the network to start from")
     add("--pretrained", action="store_true", help="start from torchaudio's pipeline")
-    add("--size", choices=list(SIZES), default="small", help="base is torchaudio's")
-    add("--warm-up", type=int, default=300, help="steps of SI-SDR alone, without weights to load")
+    add("--size", choices=list(SIZES), default="small", help="of the network; base is torchaudio's")
+    add("--warm-up", type=int, default=300, help="steps with SI-SDR alone, if no weights are given")
     add("--steps", type=int, default=200, help="of fine-tuning")
     add("--batch", type=int, default=4, help="mixtures per step")
     add("--seconds", type=float, default=2.0, help="length of a mixture")
     add("--rate", type=float, default=3e-4, help="learning rate")
-    add("--pool", type=int, default=32, help="pairs of segments kept prepared")
-    add("--refresh", type=int, default=50, help="renew some every so many steps; 0: never")
-    add("--test-mixtures", type=int, default=16, help="held out")
+    add("--pool", type=int, default=32, help="prepared pairs of segments")
+    add("--refresh", type=int, default=50, help="steps until a batch of them is renewed; 0: never")
+    add("--test-mixtures", type=int, default=16, help="number of held-out mixtures")
     return argparse.Namespace(**vars(parser.parse_args(argv)), target=None, device="cpu")
 
 
@@ -78,7 +79,7 @@ class Separator(nn.Module):
 
 
 def build(options: argparse.Namespace) -> Separator:
-    """The network, with weights if there are any."""
+    """The network, with pretrained weights or those of a checkpoint if asked for."""
     if options.pretrained:
         pipeline = torchaudio.pipelines.CONVTASNET_BASE_LIBRI2MIX
         return Separator(pipeline.get_model(), pipeline.sample_rate)
@@ -93,9 +94,12 @@ def build(options: argparse.Namespace) -> Separator:
 def train(
     model: Separator, pool: Pool, loss: nn.Module | None, steps: int, title: str, rate: float
 ) -> tuple[list[float], float]:
-    """Losses of the steps, and seconds of one; without a loss with SI-SDR alone."""
+    """Train; returns the loss of every step and the mean seconds of a step.
+
+    Without ``loss``, SI-SDR alone is trained on.
+    """
     optimizer = torch.optim.Adam(model.parameters(), rate)
-    values, start = [], time.perf_counter()
+    values, began = [], time.perf_counter()
     for _ in tqdm(range(steps), desc=title, mininterval=5.0):
         references, bank = pool.draw(-6.0, 6.0)
         estimates = model(references.sum(1))
@@ -109,7 +113,7 @@ def train(
         optimizer.step()
         optimizer.zero_grad()
         values.append(float(value.detach()))
-    return values, (time.perf_counter() - start) / max(steps, 1)
+    return values, (time.perf_counter() - began) / max(steps, 1)
 
 
 class Validation:
@@ -122,8 +126,9 @@ class Validation:
         self.references = at_levels(torch.stack(pairs), torch.linspace(-6.0, 0.0, count))
         mapss = MAPSS("mel", measures="decomposition")
         self.bank = mapss.prepare(self.references)
-        kinds = {"clearance": Clearance, "fidelity": Fidelity}
-        self.metrics = MetricCollection({n: k(mapss, pit="si_sdr") for n, k in kinds.items()})
+        metrics = {"clearance": Clearance(mapss, pit="si_sdr")}
+        metrics["fidelity"] = Fidelity(mapss, pit="si_sdr")
+        self.metrics = MetricCollection(metrics)
         self.si_sdr = PermutationInvariantTraining(si_sdr)
 
     @torch.no_grad()
@@ -138,7 +143,7 @@ class Validation:
 
 
 def plot(losses: Sequence[float], results: dict[str, dict[str, float]], path: Path) -> None:
-    """The training loss, and what validation says before and after."""
+    """The training loss, and the validation results before and after."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 3.5), layout="constrained")
@@ -161,14 +166,15 @@ def main(argv: Sequence[str] | None = None) -> dict[str, dict[str, float]]:
         train(model, pool, None, options.warm_up, "warm-up, SI-SDR", 3 * options.rate)
     results = {"before": validation.results(model)}
     loss = DecompositionLoss(encoder="mel", si_sdr=0.1, pit="si_sdr")
-    start = time.perf_counter()
+    began = time.perf_counter()
     pool = Pool(voices, options, 1, loss.prepare)
-    prepared = time.perf_counter() - start
+    preparing = time.perf_counter() - began
     losses, seconds = train(model, pool, loss, options.steps, "fine-tuning", options.rate)
     results["after"] = validation.results(model)
     print(
-        f"{seconds:.2f} s a step, renewals of the pool included; preparing the pool first took "
-        f"{prepared:.1f} s, {prepared / max(options.steps, 1):.3f} s a step of {options.steps}."
+        f"{seconds:.2f} s a step, with renewals of the pool; preparing the pool beforehand took "
+        f"{preparing:.1f} s, which is {preparing / max(options.steps, 1):.3f} s for each of "
+        f"{options.steps} steps."
     )
     for name, values in results.items():
         print(f"{name}: " + ", ".join(f"{key} {value:.3f}" for key, value in values.items()))

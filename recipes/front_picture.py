@@ -1,9 +1,9 @@
-"""Draws the picture of the front page: three estimates above their clearance and fidelity.
+"""Draw the picture of the front page: three estimates above their clearance and fidelity.
 
     python recipes/front_picture.py recipes/front_picture.png
 
 The estimates are those of ``torch-mapss demo``: the other voice leaks in more and more, and the
-phases of the spectrogram are shaken more and more.
+phases of the spectrogram are randomised more and more.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def path_to_write() -> str:
-    """The command line."""
+    """The argument of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("path", help="PNG file to write")
     return str(parser.parse_args().path)
@@ -47,22 +47,22 @@ def moving_mean(values: Tensor, defined: Tensor) -> Tensor:
 
 def draw_column(axes: Any, wave: Tensor, rate: int, scores: Any, title: str) -> None:
     """Spectrogram of one estimate above its scores."""
-    top, below = axes
-    plots.draw_spectrogram(top, wave, rate)
-    top.set_title(title, fontsize=10)
-    top.set(xlabel="", ylabel="", xticklabels=[])
+    upper, lower = axes
+    plots.draw_spectrogram(upper, wave, rate)
+    upper.set_title(title, fontsize=10)
+    upper.set(xlabel="", ylabel="", xticklabels=[])
     means = scores.utterance()
     for name, colour, right in (("clearance", CLEARANCE, 0.52), ("fidelity", FIDELITY, 1.0)):
         values, defined = getattr(scores, name)[0, 0], scores.defined(name)[0, 0]
         frames = scores.times[defined], values[defined]
-        below.plot(*frames, ".", color=colour, markersize=2.5, alpha=0.4, markeredgewidth=0)
-        below.plot(scores.times, moving_mean(values, defined), color=colour, linewidth=2.0)
+        lower.plot(*frames, ".", color=colour, markersize=2.5, alpha=0.4, markeredgewidth=0)
+        lower.plot(scores.times, moving_mean(values, defined), color=colour, linewidth=2.0)
         text = f"{name} {float(getattr(means, name)[0, 0]):.2f}"
         style = {"color": colour, "fontsize": 9, "weight": "bold", "ha": "right"}
-        below.text(right, 1.03, text, transform=below.transAxes, **style)
-    below.set(ylim=(-0.02, 1.04), xlim=top.get_xlim(), xlabel="time (s)")
-    below.set_axisbelow(True)
-    below.grid(axis="y", alpha=0.3)
+        lower.text(right, 1.03, text, transform=lower.transAxes, **style)
+    lower.set(ylim=(-0.02, 1.04), xlim=upper.get_xlim(), xlabel="time (s)")
+    lower.set_axisbelow(True)
+    lower.grid(axis="y", alpha=0.3)
 
 
 def picture() -> Figure:
@@ -92,7 +92,7 @@ def picture() -> Figure:
 
 
 def main() -> None:
-    """Draw, and write with few colours: the file stays small."""
+    """Draw the picture and write it with 32 colours, which keeps the file small."""
     path = path_to_write()
     buffer = io.BytesIO()
     picture().savefig(buffer, format="png", dpi=190)

@@ -1,10 +1,10 @@
-"""Draws the pictures of the guide, which the site makes anew each time it is built.
+"""Draw the pictures of the guide; the site draws them each time it is built.
 
     python recipes/guide_pictures.py --out FOLDER                    # all
     python recipes/guide_pictures.py --out FOLDER --only stereo      # one
 
-They are made of the demo's two voices and of the pages in ``recipes/experiments/results``. The
-picture of the report page needs Chromium.
+They are made from the two voices of the demo and from the tables in
+``recipes/experiments/results``. The picture of the report page needs Chromium.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the pictures")
-    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, help="some of them")
+    parser.add_argument(
+        "--only", nargs="+", choices=NAMES, default=NAMES, help="names of pictures (default: all)"
+    )
     return parser.parse_args()
 
 
@@ -59,14 +61,14 @@ LOW, HIGH = 0, 1  # indices of the demo's voices
 
 
 class NoBrowser(RuntimeError):
-    """There is no Chromium, which takes the picture of a page."""
+    """The picture of a page needs Chromium, which is not installed or has failed."""
 
 
 # ------------------------------------------------------------------ which number
 
 
 def tables_of(page: str) -> dict[str, list[dict[str, str]]]:
-    """The rows of the tables below every heading of a page of results."""
+    """Heading -> rows of the tables below it, of a page of results."""
     rows_by_heading: dict[str, list[dict[str, str]]] = {}
     heading, columns = "", list[str]()
     for line in (RESULTS / page).read_text(encoding="utf-8").splitlines():
@@ -82,11 +84,12 @@ def tables_of(page: str) -> dict[str, list[dict[str, str]]]:
 
 
 def cells_of(line: str) -> list[str]:
+    """Cells of a line of a Markdown table."""
     return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
 def with_interval(cell: str) -> tuple[float, float, float]:
-    """``0.92 [0.89, 0.94]`` as three numbers."""
+    """Value, low and high of a cell like ``0.92 [0.89, 0.94]``."""
     value, low, high = map(float, re.findall(r"-?\d+\.\d+", cell))
     return value, low, high
 
@@ -188,16 +191,16 @@ def stereo(path: Path) -> None:
     for column, (title, make) in zip(axes.T[1:], cases.items()):
         estimates = make(truth, rate)
         with quietly():
-            each = evaluate(estimates=estimates, **shared, channels="each").channels
-            mean = evaluate(
+            channels = evaluate(estimates=estimates, **shared, channels="each").channels
+            of_mean = evaluate(
                 estimates=estimates.mean(1), **{**shared, "references": truth.mean(1)}
             ).rows[LOW]
-        assert each is not None
-        rows = each[each["source_index"] == LOW]
+        assert channels is not None
+        rows = channels[channels["source_index"] == LOW]
         texts = []
         for clearance, fidelity in zip(rows["clearance"], rows["fidelity"]):
             texts.append(f"clearance {clearance:.2f}, fidelity {fidelity:.2f}")
-        title = f"{title}\n(mean of the channels: {mean.clearance:.2f}, {mean.fidelity:.2f})"
+        title = f"{title}\n(mean of the channels: {of_mean.clearance:.2f}, {of_mean.fidelity:.2f})"
         draw_channels(column, estimates[LOW], rate, title, texts)
     for ax in axes.flat:
         ax.label_outer()
@@ -297,7 +300,7 @@ def low_passed(waves: Tensor, cutoff: float, rate: int) -> Tensor:
 
 
 def activity(path: Path) -> None:
-    """Where the scores of one source are defined: by who plays and who pauses."""
+    """Where the scores of one source are defined, depending on which sources are active."""
     references, rate = demo.voices()
     estimates = demo.separated(references, demo.GRADES[1])
     mapss = MAPSS("mel", sample_rate=rate)
@@ -319,9 +322,16 @@ def activity(path: Path) -> None:
         defined = scores.defined(name)[0, LOW].numpy()
         for time in times[defined]:
             axes[2].barh(-position, step, left=time - step / 2, height=0.6, color=colour)
-        beside: dict[str, Any] = {"transform": axes[2].get_yaxis_transform(), "ha": "right"}
-        beside |= {"va": "center", "color": colour, "weight": "bold"}
-        axes[2].text(-0.02, -position, label, **beside)
+        axes[2].text(
+            -0.02,
+            -position,
+            label,
+            transform=axes[2].get_yaxis_transform(),
+            ha="right",
+            va="center",
+            color=colour,
+            weight="bold",
+        )
     axes[2].set(yticks=[], ylim=(-2.6, 0.6), xlabel="time (s)")
     axes[2].spines[["top", "right", "left"]].set_visible(False)
     figure.align_ylabels(axes[:2])
@@ -362,6 +372,7 @@ def made_up_set(folder: Path) -> Path:
 
 
 def write(folder: Path, waves: Tensor, rate: int) -> list[str]:
+    """Write the two voices as files; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [str(folder / f"{name}.wav") for name in ("low", "high")]
     for path, wave in zip(paths, waves):
@@ -370,7 +381,7 @@ def write(folder: Path, waves: Tensor, rate: int) -> list[str]:
 
 
 def correlate_picture(path: Path) -> None:
-    """What ``torch-mapss correlate`` draws, of ratings that are made up."""
+    """What ``torch-mapss correlate`` draws, for made-up ratings."""
     with tempfile.TemporaryDirectory() as scratch:
         results = made_up_set(Path(scratch))
         scores = pandas.read_csv(results / "scores.csv")
@@ -392,7 +403,7 @@ def correlate_picture(path: Path) -> None:
 
 
 def report(path: Path) -> None:
-    """The report page of a set, as a browser shows its beginning.
+    """The top of the report page of a set, as a browser shows it.
 
     Raises:
         NoBrowser: no Chromium is installed, or it took no picture.
@@ -415,7 +426,7 @@ def report(path: Path) -> None:
             raise NoBrowser(f"{browser} took no picture: {error}") from error
 
 
-# ------------------------------------------------------------------ what all need
+# ------------------------------------------------------------------ shared
 
 
 def experiment_module(name: str) -> Any:
@@ -428,7 +439,7 @@ def experiment_module(name: str) -> Any:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Without warnings, which are expected of made-up estimates."""
+    """Suppress warnings, which made-up estimates are bound to cause."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -449,7 +460,7 @@ DRAW: dict[str, Callable[[Path], None]] = {
 
 
 def main() -> None:
-    """Draw what is asked for."""
+    """Draw the pictures that the command line names."""
     options = arguments()
     options.out.mkdir(parents=True, exist_ok=True)
     for name in options.only:

@@ -7,9 +7,9 @@
     means = metric.compute(sample_rate=16000)              # {"clearance": …, "fidelity": …, …}
 
 ``compute`` takes the keywords of :class:`torch_mapss.MAPSS` and returns what
-:class:`torch_mapss.SourceScores` does, as floats. By default clearance, fidelity and bleed, which
-download nothing, and SI-SDR; ``measures=("separation", "match"), encoder="wav2vec2-large"`` for PS
-and PM.
+:class:`torch_mapss.SourceScores` does, as floats. By default these are clearance, fidelity, bleed
+and SI-SDR, which need no download; for PS and PM pass ``measures=("separation", "match"),
+encoder="wav2vec2-large"``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DESCRIPTION = "Leakage and distortion of separated sources: clearance, fidelity
 
 
 class SourceScores(evaluate.Metric):
-    """See the head of the file."""
+    """See the docstring of the module."""
 
     def _info(self) -> evaluate.MetricInfo:
         waveforms = datasets.Sequence(datasets.Sequence(datasets.Value("float32")))

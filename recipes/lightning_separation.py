@@ -1,4 +1,4 @@
-"""Train a small separator in Lightning: measures as loss, as metrics and as a curriculum.
+"""Train a small separator in Lightning: scores as loss, as metrics and as a curriculum.
 
     python recipes/lightning_separation.py    # a few minutes on a CPU
     python recipes/lightning_separation.py --epochs 20 --resume runs/lightning/last.ckpt
@@ -6,11 +6,11 @@
 
 Two synthetic voices are mixed, the lower one first. The loss is SI-SDR with clearance and fidelity,
 which cost little. The curriculum moves the voices closer together in pitch whenever at most a
-quarter of the validation frames is still below a PS of ``--level``; a resumed training goes on with
-it. With ``--strategy ddp`` all processes decide alike. Everything is logged to
-``OUT/log/version_N/metrics.csv``: ``val/clearance``, ``val/fidelity``, ``val/ps``, ``val/pm``, ...
+quarter of the validation frames is still below a PS of ``--level``; its stage is restored when a
+training is resumed. With ``--strategy ddp`` all processes change stages together. Everything is
+logged to ``OUT/log/version_N/metrics.csv``: ``val/clearance``, ``val/fidelity``, ``val/ps``, ...
 
-To use it for your own data, replace ``Voices`` and ``MaskNet``; the rest stays as it is.
+To train on your own data, replace ``Voices`` and ``MaskNet``.
 """
 
 from __future__ import annotations
@@ -27,18 +27,22 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
     parser.add_argument("--out", default="runs/lightning", help="folder for logs and checkpoints")
-    parser.add_argument("--resume", help="checkpoint to go on from")
+    parser.add_argument("--resume", help="checkpoint to resume from")
     parser.add_argument("--encoder", default="mel", help="name, folder or hub id")
-    parser.add_argument("--frames", type=int, help="frames a training step scores; all if not set")
-    parser.add_argument("--epochs", type=int, default=10, help="to train in all")
+    parser.add_argument("--frames", type=int, help="random frames scored in a step; all if not set")
+    parser.add_argument(
+        "--epochs", type=int, default=10, help="total number, resumed ones included"
+    )
     parser.add_argument("--items", type=int, default=32, help="training mixtures per epoch")
     parser.add_argument("--batch", type=int, default=4, help="mixtures per step")
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a mixture")
     parser.add_argument("--rate", type=float, default=1e-3, help="learning rate")
-    parser.add_argument("--level", type=float, default=0.6, help="PS at which it gets harder")
+    parser.add_argument(
+        "--level", type=float, default=0.6, help="PS that raises the stage of the curriculum"
+    )
     parser.add_argument("--patience", type=int, default=1, help="epochs in a row above the level")
     parser.add_argument("--accelerator", default="cpu", help="of Lightning")
-    parser.add_argument("--devices", type=int, default=1, help="how many")
+    parser.add_argument("--devices", type=int, default=1, help="number of them")
     parser.add_argument("--strategy", default="auto", help="e.g. ddp, ddp_spawn")
     return parser.parse_args(arguments)
 
@@ -86,8 +90,9 @@ class Voices(Dataset):
     def __getitem__(self, index: int) -> Tensor:
         generator = torch.Generator().manual_seed(self.seed * 100_003 + index)
         low = 90.0 + 60.0 * float(torch.rand((), generator=generator))
-        apart = 2.0 ** max(1.5 - 0.25 * self.stage, 0.25)
-        return torch.stack([self._voice(pitch, generator) for pitch in (low, low * apart)])
+        octaves = max(1.5 - 0.25 * self.stage, 0.25)
+        pitches = (low, low * 2.0**octaves)
+        return torch.stack([self._voice(pitch, generator) for pitch in pitches])
 
     def _voice(self, pitch: float, generator: torch.Generator) -> Tensor:
         """Twelve harmonics with vibrato, breath, and syllables at about four a second."""
@@ -161,7 +166,7 @@ class Separation(pl.LightningModule):
         return {"preds": preds, "target": bank}
 
     def on_curriculum_stage(self, stage: int) -> None:
-        """Called at the start, after resuming, and at every firing."""
+        """Called at the beginning, after resuming, and whenever the trigger fires."""
         self.train_set.stage = stage
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -188,6 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> pl.Trainer:
 
 
 def make_trainer(options: argparse.Namespace, trigger: FrameTrigger) -> pl.Trainer:
+    """A trainer that logs to a CSV file, keeps all checkpoints, and runs the curriculum."""
     out = Path(options.out)
     settings: dict[str, Any] = {"accelerator": options.accelerator, "devices": options.devices}
     return pl.Trainer(

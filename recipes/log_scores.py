@@ -8,10 +8,10 @@
 Both log the same names: ``train/loss`` and its terms (``train/clearance_loss``,
 ``train/fidelity_loss``, ``train/si_sdr_loss``), the mean of every score over the validation set
 (``val/clearance``, ``val/fidelity``, ``val/bleed_db``, ``val/si_sdr``, from one metric), and the
-half second of it with the lowest fidelity: estimate and reference as sound, the frame scores as a
-curve. A loss falls where its score rises, so their names differ.
+half second with the lowest fidelity: estimate and reference as sound, the frame scores as a curve.
+A loss term is not the score itself (it falls when the score rises), so their names differ.
 
-The two voices come with the package. To log a training of your own, take over ``TensorBoardLog`` or
+The two voices come with the package. To log your own training, copy ``TensorBoardLog`` or
 ``WandbLog`` and ``validate``.
 """
 
@@ -30,11 +30,11 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
     add = parser.add_argument
     add("--out", type=Path, required=True, help="folder of the log")
-    add("--to", choices=("tensorboard", "wandb"), default="tensorboard", help="which log")
-    add("--steps", type=int, default=200, help="of training")
+    add("--to", choices=("tensorboard", "wandb"), default="tensorboard", help="kind of log")
+    add("--steps", type=int, default=200, help="training steps")
     add("--every", type=int, default=50, help="steps between validations")
     add("--batch", type=int, default=4, help="mixtures per step")
-    add("--validate", type=int, default=8, help="mixtures held out")
+    add("--validate", type=int, default=8, help="number of validation mixtures")
     add("--seconds", type=float, default=2.0, help="length of a mixture")
     add("--seed", type=int, default=0, help="of data and weights")
     return parser.parse_args(argv)
@@ -53,12 +53,12 @@ SECONDS_OF_A_MOMENT = 0.5
 
 
 # ------------------------------------------------------------------------------------------------
-# Where to
+# Logs
 # ------------------------------------------------------------------------------------------------
 
 
 class Log(Protocol):
-    """What is called on a log."""
+    """The interface of a log."""
 
     def numbers(self, values: Mapping[str, Any], step: int) -> None: ...
 
@@ -126,7 +126,7 @@ class Moment(NamedTuple):
 
     item: int
     source: int
-    start: float  # seconds
+    start_seconds: float
     mean: float  # of the score
 
 
@@ -146,8 +146,8 @@ def worst_moment(scores: Scores, name: str, seconds: float = SECONDS_OF_A_MOMENT
     if not bool(mean.isfinite().any()):
         return None
     item, source, first_frame = (int(i) for i in (mean == mean.min()).nonzero()[0])
-    start = max(0.0, float(scores.times[first_frame]) - step / 2)
-    return Moment(item, source, start, float(mean[item, source, first_frame]))
+    start_seconds = max(0.0, float(scores.times[first_frame]) - step / 2)
+    return Moment(item, source, start_seconds, float(mean[item, source, first_frame]))
 
 
 def curve(scores: Scores, moment: Moment, name: str) -> Any:
@@ -159,7 +159,8 @@ def curve(scores: Scores, moment: Moment, name: str) -> Any:
     defined = scores.defined(name)[moment.item, moment.source]
     values = scores.of(name)[moment.item, moment.source]
     axes.plot(scores.times.numpy(), torch.where(defined, values, torch.nan).numpy())
-    axes.axvspan(moment.start, moment.start + SECONDS_OF_A_MOMENT, alpha=0.3, color="tab:red")
+    end_seconds = moment.start_seconds + SECONDS_OF_A_MOMENT
+    axes.axvspan(moment.start_seconds, end_seconds, alpha=0.3, color="tab:red")
     axes.set(xlabel="time (s)", ylabel=name, ylim=(0, 1))
     return figure
 
@@ -168,9 +169,9 @@ def curve(scores: Scores, moment: Moment, name: str) -> Any:
 def validate(
     log: Log, metric: SourceScores, estimates: Tensor, references: Tensor, step: int
 ) -> dict[str, float]:
-    """Log the scores of a validation set that is one batch, and its worst moment.
+    """Log the scores of a validation set of one batch, and its worst moment; returns the scores.
 
-    Several batches: ``update`` for each, and keep the worst of their moments.
+    With several batches, call ``update`` for each, and log the worst of their moments.
     """
     mapss, name = metric.mapss, "fidelity"
     bank = mapss.prepare(references)
@@ -182,7 +183,7 @@ def validate(
     moment = worst_moment(scores, name)
     if moment is not None:
         rate = mapss.sample_rate
-        begin = int(moment.start * rate)
+        begin = int(moment.start_seconds * rate)
         span = slice(begin, begin + int(SECONDS_OF_A_MOMENT * rate))
         for kind, waves in (("estimate", estimates), ("reference", references)):
             wave = waves[moment.item, moment.source, span]
@@ -193,7 +194,7 @@ def validate(
 
 
 # ------------------------------------------------------------------------------------------------
-# Something to log
+# A training to log
 # ------------------------------------------------------------------------------------------------
 
 
@@ -220,17 +221,14 @@ class MaskNet(nn.Module):
 
 
 def crops(waves: Tensor, count: int, samples: int, generator: torch.Generator) -> Tensor:
-    """(count, 2, samples) of two voices (2, T), each from a place of its own."""
-    starts = torch.randint(waves.shape[-1] - samples + 1, (count, 2), generator=generator)
-    items = [
-        torch.stack([wave[start : start + samples] for wave, start in zip(waves, pair)])
-        for pair in starts.tolist()
-    ]
-    return torch.stack(items)
+    """Random segments of two voices (2, T), drawn independently: (count, 2, samples)."""
+    offsets = torch.randint(waves.shape[-1] - samples + 1, (count, 2), generator=generator)
+    segments = waves.unfold(-1, samples, 1)  # (2, offsets, samples), a view
+    return torch.stack([segments[0, offsets[:, 0]], segments[1, offsets[:, 1]]], 1)
 
 
 def train(options: argparse.Namespace, log: Log) -> list[dict[str, float]]:
-    """Train on crops of two voices; returns the validation scores, in order."""
+    """Train on segments of two voices; returns the scores of each validation."""
     torch.manual_seed(options.seed)
     generator = torch.Generator().manual_seed(options.seed)
     waves, rate = voices()
@@ -260,7 +258,7 @@ def train(options: argparse.Namespace, log: Log) -> list[dict[str, float]]:
 
 
 def main(argv: Sequence[str] | None = None) -> list[dict[str, float]]:
-    """Train, log, and return the validation scores in order."""
+    """Train and log; returns the scores of each validation."""
     options = arguments(argv)
     options.out.mkdir(parents=True, exist_ok=True)
     log: Log = LOGS[options.to](options.out)

@@ -16,9 +16,9 @@ import tempfile
 
 
 def folder_of_clips() -> str:
-    """The command line."""
+    """The argument of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", help="where the clips go")
+    parser.add_argument("folder", help="to write the clips into")
     return str(parser.parse_args().folder)
 
 

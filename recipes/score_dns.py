@@ -6,10 +6,10 @@ Expects ``ROOT/clean/ID.wav`` and ``ROOT/noisy/ID.wav`` and ``FOLDER/ID.wav`` of
 names differ, give templates: ``--clean 'clean/clean_fileid_{mixture}.wav'
 --noisy 'noisy/*_fileid_{mixture}.wav' --system 'x=out/*_fileid_{mixture}.wav'``.
 
-The noise (noisy - clean) becomes the second reference: leakage is noise that is left, clearance and
-PS see it; fidelity and PM see what was done to the speech. Clean and noisy must be aligned and at
-one level, as such sets have them. ``--measures decomposition bss`` adds SDR, SIR and SAR;
-``--encoder wav2vec2-large`` adds PS and PM as in the paper, and downloads its weights.
+The noise (noisy - clean) becomes the second reference. So leakage is residual noise, which
+clearance and PS measure; fidelity and PM measure distortion of the speech. Clean and noisy must be
+aligned and at the same level, as they are in such sets. ``--measures decomposition bss`` adds SDR,
+SIR and SAR; ``--encoder wav2vec2-large`` adds PS and PM as in the paper, and downloads its weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataset_scoring import parser_of, score, templates
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Score, compare; the exit code of ``torch-mapss evaluate``."""
+    """Score and compare; returns the exit code of ``torch-mapss evaluate``."""
     parser = parser_of(__doc__ or "", "folder that holds clean and noisy")
     parser.add_argument("--clean", default="clean/{mixture}.wav", help="template below ROOT")
     parser.add_argument("--noisy", default="noisy/{mixture}.wav", help="template below ROOT")

@@ -3,14 +3,14 @@
     python recipes/score_librimix.py Libri2Mix/wav16k/min/test --system convtasnet=out/convtasnet \\
         --out results/libri2mix --permute
 
-Expects ``ROOT/{s1,s2,s3}/ID.wav`` (folders of noise and mixtures are set aside) and
+Expects ``ROOT/{s1,s2,s3}/ID.wav`` (folders of noise and mixtures are ignored) and
 ``FOLDER/{s1,s2,s3}/ID.wav`` of every system; Asteroid's examples are a template:
 ``--system 'x=ex/{mixture}/{source}_estimate.wav'``.
 
-Advice: outputs of a separator come in any order; ``--permute`` orders them by SI-SDR. With
-``--noise`` the noise of the mixtures is a further reference, so that what remains of it counts as
-leakage. ``--measures decomposition bss`` adds SDR, SIR and SAR; ``--encoder wav2vec2-large`` adds
-PS and PM as in the paper, and downloads its weights.
+Outputs of a separator come in any order; ``--permute`` orders them by SI-SDR. With ``--noise`` the
+noise of the mixtures is a further reference, so that residual noise counts as leakage.
+``--measures decomposition bss`` adds SDR, SIR and SAR; ``--encoder wav2vec2-large`` adds PS and PM
+as in the paper, and downloads its weights.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from dataset_scoring import parser_of, score, templates
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Score, compare; the exit code of ``torch-mapss evaluate``."""
+    """Score and compare; returns the exit code of ``torch-mapss evaluate``."""
     parser = parser_of(__doc__ or "", "folder of a split, e.g. Libri2Mix/wav16k/min/test")
-    parser.add_argument("--talkers", type=int, default=2, choices=(2, 3))
-    parser.add_argument("--noise", action="store_true", help="the noise is a reference, too")
+    parser.add_argument("--talkers", type=int, default=2, choices=(2, 3), help="default: 2")
+    parser.add_argument("--noise", action="store_true", help="use the noise as a further reference")
     args, options = parser.parse_known_args(arguments)
     sources = [f"s{k + 1}" for k in range(args.talkers)] + ["noise"] * args.noise
     command = ["--references", f"{args.root}/{{source}}/{{mixture}}.wav", "--sources", *sources]

@@ -3,15 +3,15 @@
     python recipes/score_musdb.py musdb18hq/test --system demucs=out/demucs \\
         --system umx=out/umx --out results/musdb --excerpts 8
 
-Expects ``ROOT/SONG/{vocals,drums,bass,other}.wav`` (``mixture.wav`` is set aside) and
-``FOLDER/SONG/SOURCE.wav`` of every system; another layout is a template, e.g.
+Expects ``ROOT/SONG/{vocals,drums,bass,other}.wav`` (``mixture.wav`` is ignored) and
+``FOLDER/SONG/SOURCE.wav`` of every system; another layout is given as a template, e.g.
 ``--system 'x=out/{mixture}_{source}.wav'``.
 
-Advice: the encoder is `mel-44k`, which has 128 bands up to 20 kHz; `mel` would discard all above
-8 kHz. Clearance, fidelity, bleed and SI-SDR are scored. ``--measures decomposition bss`` takes SDR,
-SIR and SAR instead, and ``--encoder mel-44k`` adds PS and PM, which take many times as long. Start
-with ``--excerpts 8``: eight excerpts a song, the same for all systems, with the standard error of
-every mean. ``evaluate`` says beforehand how long it will take. Songs are mixed down to one channel;
+The encoder is `mel-44k`, which has 128 bands up to 20 kHz; `mel` would discard all above 8 kHz.
+Clearance, fidelity, bleed and SI-SDR are scored. ``--measures decomposition bss`` takes SDR, SIR
+and SAR instead, and ``--encoder mel-44k`` adds PS and PM, which take many times as long. Start with
+``--excerpts 8``: eight excerpts a song, the same for all systems, with the standard error of every
+mean. ``evaluate`` estimates beforehand how long it will take. Songs are mixed down to one channel;
 ``--channels each`` scores left and right.
 """
 
@@ -26,7 +26,7 @@ MEASURES = ("decomposition", "bleed", "si_sdr")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Score, compare; the exit code of ``torch-mapss evaluate``."""
+    """Score and compare; returns the exit code of ``torch-mapss evaluate``."""
     parser = parser_of(__doc__ or "", "folder of the songs, e.g. musdb18hq/test")
     parser.add_argument("--sources", nargs="+", default=SOURCES, help="default: all four")
     args, options = parser.parse_known_args(arguments)

@@ -1,4 +1,4 @@
-"""What ``train_separator.py`` runs: the model, losses, the curriculum, training, and its page."""
+"""What ``train_separator.py`` runs: model, losses, curriculum, training, and the page."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Separator(nn.Module):
 
 
 def weights_of(name: str) -> dict[str, float]:
-    """Weights beside -SI-SDR / 10 dB; "1:2" is clearance and twice fidelity."""
+    """Weights of the terms beside -SI-SDR / 10 dB; "1:2" is clearance and twice fidelity."""
     if ":" in name:
         clearance, fidelity = map(float, name.split(":"))
         return {"clearance": clearance, "fidelity": fidelity}
@@ -74,10 +74,11 @@ def weights_of(name: str) -> dict[str, float]:
 
 
 def make_loss(name: str, options: argparse.Namespace) -> MAPSSLoss | None:
-    """The perceptual loss of one arm, with -SI-SDR / 10 dB in it; None: SI-SDR alone."""
+    """The loss of one arm, with -SI-SDR / 10 dB in it; None for SI-SDR alone."""
     if name == "si_sdr":
         return None
-    banks = {k: DistortionBank(k, size=options.bank_size) for k in ("separation", "match")}
+    kinds = ("separation", "match")
+    banks = {f"{kind}_bank": DistortionBank(kind, size=options.bank_size) for kind in kinds}
     return MAPSSLoss(
         **{"separation": 0.0, "match": 0.0, **weights_of(name)},
         si_sdr=0.1,
@@ -85,7 +86,7 @@ def make_loss(name: str, options: argparse.Namespace) -> MAPSSLoss | None:
         frames=options.frames,
         encoder=options.encoder,
         device=options.device,
-        **{f"{kind}_bank": bank for kind, bank in banks.items()},
+        **banks,
     )
 
 
@@ -104,8 +105,10 @@ class HeldOut:
     def __init__(self, voices: Voices, options: argparse.Namespace) -> None:
         generator = torch.Generator("cpu").manual_seed(1_000_003)
         samples, target = round(options.test_seconds * RATE), options.target
-        count = range(options.test_mixtures)
-        pairs = [draw_pair(voices, samples, generator, target).waves for _ in count]
+        pairs = [
+            draw_pair(voices, samples, generator, target).waves
+            for _ in range(options.test_mixtures)
+        ]
         levels = torch.linspace(-6.0, 0.0, len(pairs))
         self.references = at_levels(torch.stack(pairs), levels).to(options.device)
         self.mixtures = self.references.sum(1)
@@ -136,7 +139,7 @@ def bss_eval(estimates: Tensor, references: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def if_installed(measure: Callable[[], Tensor]) -> Tensor:
-    """What a package says, NaN where it is missing."""
+    """A measure, or NaN where its package is not installed."""
     try:
         return measure()
     except ImportError:
@@ -146,8 +149,8 @@ def if_installed(measure: Callable[[], Tensor]) -> Tensor:
 class Curriculum:
     """Levels of the second source: fixed, or rising by 3 dB when the trigger fires.
 
-    Up when three frames in four are closer to their own source, or nothing more is gained; twice
-    in a row, so that one lucky batch is not enough.
+    It fires when PS is above 0.6 in three frames of four, or has stopped rising, in two checks in a
+    row, so that a single batch does not suffice.
     """
 
     def __init__(self, rising: bool) -> None:
@@ -157,7 +160,7 @@ class Curriculum:
         self.trigger = FrameTrigger(better, flat, require="any", **steadily) if rising else None
 
     def check(self, scores: Any) -> str | None:
-        """Judge frame scores; says why, if the level has gone up."""
+        """Raise the level if frame scores allow it; returns the reason, or None."""
         event = self.trigger.update(scores) if self.trigger is not None else None
         if event is None or self.highest >= 0.0:
             return None
@@ -171,7 +174,7 @@ class Curriculum:
 def train(
     name: str, seed: int, voices: Voices, held_out: HeldOut, options: argparse.Namespace
 ) -> tuple[Separator, list[dict[str, Any]]]:
-    """One run: a loss, a seed, a fixed number of steps; the model and rows of the log."""
+    """Train with one loss and one seed; returns the model and the rows of the log."""
     torch.manual_seed(seed)
     model, loss, rows = Separator().to(options.device), make_loss(name, options), []
     optimizer = torch.optim.Adam(model.parameters(), options.rate)
@@ -218,7 +221,7 @@ def train(
 
 
 def page(rows: Sequence[dict[str, Any]], command: str) -> str:
-    """Markdown: where it comes from, means over seeds, differences within each seed."""
+    """The page: command and versions, means over seeds, differences within each seed."""
     tests = pd.DataFrame([row for row in rows if "stoi" in row])
     at_end = tests.groupby(["loss", "seed"], sort=False)[[*MEASURES, *PACE]].last()
     text = f"""    {command}
@@ -244,15 +247,15 @@ seeds agree in sign.
 
 def commit() -> str:
     """Commit of the checkout that this file is in; "unknown" outside of one."""
-    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     try:
-        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
 
 def table(values: pd.DataFrame, form: str) -> str:
-    """Mean, least and greatest over the seeds of every loss."""
+    """Mean, minimum and maximum over the seeds of every loss."""
 
     def cell(seeds: pd.Series) -> str:
         if seeds.isna().all():
@@ -277,7 +280,8 @@ def plot_curves(rows: Sequence[dict[str, Any]], path: Path) -> None:
     lines = -(-len(measures) // COLUMNS)
     figure = Figure(figsize=(3.2 * COLUMNS, 3.0 * lines), layout="constrained")
     axes = figure.subplots(lines, COLUMNS, sharex=True, squeeze=False).flat
-    for measure, axis in zip(measures, axes):  # this order takes no axis too many
+    # `axes` is an iterator: measures come first, so that `zip` takes no axis too many.
+    for measure, axis in zip(measures, axes):
         for name, runs in tests.groupby("loss", sort=False):
             over_seeds = runs.groupby("step")[measure].agg(["mean", "min", "max"])
             # The unprocessed mixture is a single point.
@@ -288,7 +292,7 @@ def plot_curves(rows: Sequence[dict[str, Any]], path: Path) -> None:
         axis.set(title=measure + (" [dB]" if measure.startswith("si_") else ""))
         axis.tick_params(labelbottom=True)
         axis.set_xlabel("step")
-    for axis in axes:  # those left over
+    for axis in axes:  # those without a measure
         axis.remove()
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))

@@ -1,8 +1,7 @@
 """Speech for the training recipes: talkers of a folder, and pools of prepared pairs of them.
 
-Each source is distorted on its own and normalised, so every first source of a pool of prepared
-pairs can be mixed with every second one, at any level, without preparing anything again
-(``bank.recombined``).
+Sources are distorted and normalised one by one. So in a pool of prepared pairs every first source
+can be mixed with every second one, at any level, without preparing it again (``bank.recombined``).
 """
 
 from __future__ import annotations
@@ -39,18 +38,18 @@ def load_voices(folder: str) -> Voices:
 
 
 def split(voices: Voices, validate: bool = False) -> tuple[Voices, Voices]:
-    """To train on, and the last quarter of each talker's utterances (at least one).
+    """Training voices, and held-out ones: the last quarter of each talker's files, at least one.
 
-    With ``validate`` those are put away, and the same is done with what is left.
+    With ``validate`` that quarter is left out, and the quarter before it is held out.
     """
     train, held_out = dict(voices), Voices()
     for _ in range(1 + validate):
         for name, waves in train.items():
-            out = max(1, len(voices[name]) // 4)
-            train[name], held_out[name] = waves[:-out], waves[-out:]
-    few = sorted(name for name, waves in train.items() if not waves)
-    if few:
-        raise SystemExit(f"{few} have too few utterances: at least {2 + validate} are needed.")
+            count = max(1, len(voices[name]) // 4)
+            train[name], held_out[name] = waves[:-count], waves[-count:]
+    too_few = sorted(name for name, waves in train.items() if not waves)
+    if too_few:
+        raise SystemExit(f"{too_few} have too few utterances: at least {2 + validate} are needed.")
     return train, held_out
 
 
@@ -64,7 +63,7 @@ class Pair(NamedTuple):
 def draw_pair(
     voices: Voices, samples: int, generator: torch.Generator, target: str | None = None
 ) -> Pair:
-    """Two segments at RMS 0.05, each the loudest of three draws, so that it is no pause."""
+    """Two segments at RMS 0.05, each the loudest of three draws, so that it is not a pause."""
 
     def integer(high: int) -> int:
         return int(torch.randint(max(high, 1), (1,), generator=generator))
@@ -94,9 +93,9 @@ def at_levels(pairs: Tensor, decibels: Tensor) -> Tensor:
 
 
 class Pool:
-    """Prepared pairs, some renewed now and then, whose sources are mixed at random.
+    """Prepared pairs whose sources are mixed at random; a batch is renewed every few steps.
 
-    Equal seeds give equal mixtures, whatever is prepared of them.
+    Equal seeds give equal mixtures, whatever ``prepare`` does.
     """
 
     def __init__(
@@ -124,7 +123,8 @@ class Pool:
 
     def draw(self, lowest: float, highest: float) -> tuple[Tensor, ReferenceBank | None]:
         """References (B, 2, T), the second between two levels (dB) of the first, and their bank."""
-        options, self.steps = self.options, self.steps + 1
+        options = self.options
+        self.steps += 1
         if options.refresh and self.steps % options.refresh == 0:
             oldest = self.steps // options.refresh * options.batch
             for pair_index in range(oldest, oldest + options.batch):
@@ -136,7 +136,7 @@ class Pool:
         return at_levels(torch.stack(pairs), levels), bank
 
     def _mixture(self) -> tuple[int, int]:
-        """Places of a first and a second source, of two talkers."""
+        """Indices of the pairs that a first and a second source come from, of different talkers."""
         while True:
             i, j = torch.randint(len(self.pairs), (2,), generator=self.generator).tolist()
             if self.pairs[i].talkers[0] != self.pairs[j].talkers[1]:
@@ -144,7 +144,7 @@ class Pool:
 
 
 def matched(estimates: Tensor, references: Tensor, target: str | None = None) -> Tensor:
-    """Estimates in the order of their references, which a target has from the start."""
+    """Estimates in the order of their references; with a target they are in that order already."""
     if target is not None:
         return estimates
     back = audio.match_sources(estimates, references).argsort(-1)

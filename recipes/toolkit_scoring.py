@@ -1,15 +1,15 @@
-"""Score what ESPnet or SpeechBrain separated: PS and PM beside their own measures.
+"""Score outputs of ESPnet or SpeechBrain: PS and PM in addition to their own measures.
 
 ESPnet's enhancement recipes leave one Kaldi list (``KEY PATH`` a line) per speaker:
 
     python recipes/toolkit_scoring.py --ref-scp spk1.scp spk2.scp \\
         --inf-scp enhanced/spk1.scp enhanced/spk2.scp --system tfgridnet --out results
 
-writes a manifest and scores it as ``torch-mapss evaluate`` does, resumable, with ``compare``,
-``report`` and all that follows. Several systems: call it once each and compare the folders.
+writes a manifest and scores it with ``torch-mapss evaluate``, so it can be resumed, and ``compare``
+and ``report`` read its results. With several systems, run it for each and compare the folders.
 
-SpeechBrain's separation recipes hold ``predictions`` and ``targets`` as (batch, time, sources)
-tensors; in ``save_results`` of ``Separation``, beside SI-SNR:
+SpeechBrain's separation recipes have ``predictions`` and ``targets`` as (batch, time, sources)
+tensors. In ``save_results`` of ``Separation``, where SI-SNR is computed:
 
     from toolkit_scoring import speechbrain_scores
     rows = speechbrain_scores(predictions, targets, hparams["sample_rate"], mapss)
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # else loaded where they are needed: --help needs no torch
+if TYPE_CHECKING:  # at run time imported where they are used, so that --help needs no torch
     from torch import Tensor
 
     from torch_mapss import MAPSS
@@ -53,7 +53,7 @@ def speechbrain_scores(
 
 
 def read_scp(path: Path) -> dict[str, str]:
-    """Key -> path of a Kaldi list; paths relative to the working folder, as Kaldi has them."""
+    """Key -> path of a Kaldi list, whose paths are relative to the working folder."""
     paths_by_key = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():
@@ -68,28 +68,46 @@ def read_scp(path: Path) -> dict[str, str]:
 def manifest_of(
     references: Sequence[dict[str, str]], estimates: Sequence[dict[str, str]], system: str
 ) -> list[dict[str, Any]]:
-    """Entries of every key of the references; a key that an estimate lacks is an error."""
+    """An entry for every key of the references.
+
+    Args:
+        references: key -> path, for each speaker.
+        estimates: likewise, in the same order.
+        system: name of the system.
+
+    Raises:
+        SystemExit: a list lacks a key.
+    """
     keys = list(references[0])
-    for listed in (*references, *estimates):
-        lost = [key for key in keys if key not in listed]
-        if lost:
-            raise SystemExit(f"a list lacks {len(lost)} of the keys, e.g. {lost[0]!r}")
-    return [
-        {
-            "mixture_id": key,
-            "references": [listed[key] for listed in references],
-            "sources": [f"speaker {index + 1}" for index in range(len(references))],
-            "systems": {system: [listed[key] for listed in estimates]},
-        }
-        for key in keys
-    ]
+    for paths_by_key in (*references, *estimates):
+        missing = [key for key in keys if key not in paths_by_key]
+        if missing:
+            raise SystemExit(f"a list lacks {len(missing)} of the keys, e.g. {missing[0]!r}")
+    sources = [f"speaker {index + 1}" for index in range(len(references))]
+    entries = []
+    for key in keys:
+        reference_paths = [paths_by_key[key] for paths_by_key in references]
+        estimate_paths = [paths_by_key[key] for paths_by_key in estimates]
+        entries.append(
+            {
+                "mixture_id": key,
+                "references": reference_paths,
+                "sources": sources,
+                "systems": {system: estimate_paths},
+            }
+        )
+    return entries
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make the manifest of an ESPnet run and score it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--ref-scp", nargs="+", type=Path, required=True, help="one per speaker")
-    parser.add_argument("--inf-scp", nargs="+", type=Path, required=True, help="one per speaker")
+    parser.add_argument(
+        "--ref-scp", nargs="+", type=Path, required=True, help="references, a list per speaker"
+    )
+    parser.add_argument(
+        "--inf-scp", nargs="+", type=Path, required=True, help="outputs, a list per speaker"
+    )
     parser.add_argument("--system", default="system", help="its name in the tables")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--encoder", default="wav2vec2-large", help="mel needs no download")
@@ -98,12 +116,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     if len(args.ref_scp) != len(args.inf_scp):
         parser.error("--ref-scp and --inf-scp need one list per speaker each")
-    lists = [[read_scp(path) for path in paths] for paths in (args.ref_scp, args.inf_scp)]
+    references = [read_scp(path) for path in args.ref_scp]
+    estimates = [read_scp(path) for path in args.inf_scp]
     args.out.mkdir(parents=True, exist_ok=True)
     manifest = args.out / "manifest.json"
-    entries = manifest_of(*lists, args.system)
+    entries = manifest_of(references, estimates, args.system)
     manifest.write_text(json.dumps(entries, indent=1, ensure_ascii=False), encoding="utf-8")
-    # Outputs of a blind separator come in any order.
+    # --permute, since the outputs of a blind separator come in any order.
     scoring = ["--permute", "--encoder", args.encoder, *options]
     return cli.main(["evaluate", str(manifest), "--out", str(args.out), *scoring])
 

@@ -3,8 +3,8 @@
     python recipes/experiments/banks.py --manifest FOLDER/mapss.json --ratings FOLDER/ratings.csv \
         --out runs/banks
 
-One after the other, each of the 13 families is left out of all banks, and the next one gets a
-further member that is far too strong (`EXCESS`). The paper's PS moves by at most 4 points, PM by 9.
+Each of the 13 families in turn is left out of all banks, while the next family gets a further
+member that is far too strong (`EXCESS`). The paper's PS moves by at most 4 points, PM by 9.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ EXCESS: dict[str, tuple[Any, dict[str, float]]] = {
 
 def configurations() -> dict[str, tuple[str | None, str | None]]:
     """Name -> family left out, family extended; the families in the order of the paper's table."""
-    found: dict[str, tuple[str | None, str | None]] = {"original": (None, None)}
-    for place, family in enumerate(FAMILIES):
-        extended = FAMILIES[(place + 1) % len(FAMILIES)]
-        found[f"O. {family}, E. {extended}"] = (family, extended)
-    return found
+    families: dict[str, tuple[str | None, str | None]] = {"original": (None, None)}
+    for index, family in enumerate(FAMILIES):
+        extended = FAMILIES[(index + 1) % len(FAMILIES)]
+        families[f"O. {family}, E. {extended}"] = (family, extended)
+    return families
 
 
 def scorer(options: argparse.Namespace, encoder: str, name: str) -> MAPSS:
@@ -62,8 +62,8 @@ def scorer(options: argparse.Namespace, encoder: str, name: str) -> MAPSS:
     for slot, size in (("separation", None), ("match", None), ("decomposition", 20)):
         kind = "match" if slot == "match" else "separation"
         size = size or options.bank_size
-        kept = DistortionBank(kind, size=size, without=[without] if without else [])
-        names = [member.name for member in kept.members]
+        bank = DistortionBank(kind, size=size, without=[without] if without else [])
+        names = [member.name for member in bank.members]
         banks[f"{slot}_bank"] = DistortionBank(kind, only=names, extra=extra)
     return toolkit.scorer(options, encoder, **banks)
 
@@ -77,30 +77,40 @@ def run(options: argparse.Namespace, ratings: rated.Ratings) -> toolkit.Rows:
             mapss = scorer(options, encoder, name)
             for mixture in toolkit.load_mixtures(options, mapss.grid.sample_rate, systems=True):
                 bank = None
-                for system, place, output in mixture.outputs():
-                    key = toolkit.shown(encoder), name, mixture.name, system, mixture.sources[place]
-                    if not rows.has(*key):
-                        wanted = toolkit.ENCODED
-                        bank = bank or mapss.prepare(mixture.references[None], measures=wanted)
-                        count = options.sample_frames
-                        rows.add(*key, **toolkit.target_scores(mapss, bank, output, place, count))
+                for system, source_index, output in mixture.outputs():
+                    source = mixture.sources[source_index]
+                    key = toolkit.shown(encoder), name, mixture.name, system, source
+                    if rows.has(*key):
+                        continue
+                    bank = bank or mapss.prepare(mixture.references[None], measures=toolkit.ENCODED)
+                    scores = toolkit.target_scores(
+                        mapss, bank, output, source_index, options.sample_frames
+                    )
+                    rows.add(*key, **scores)
     return rows
 
 
 def table(rows: toolkit.Rows, ratings: rated.Ratings, encoder: str, question: str) -> str:
-    """SRCC with one question, a line for each bank; below, the largest change."""
-    estimates = rated.by_condition(rows, "bank", SHOWN, ratings, encoder=encoder, question=question)
-    values = {name: [one.value for one in found] for name, found in estimates.items()}
-    lines = [[name, *map(toolkit.number, found)] for name, found in values.items()]
-    first, *others = values.values()
-    changes = [max((abs(o[k] - first[k]) for o in others), default=0.0) for k in range(len(SHOWN))]
+    """SRCC with one question, a line for each bank; below, the largest change from the original."""
+    estimates_by_bank = rated.by_condition(
+        rows, "bank", SHOWN, ratings, encoder=encoder, question=question
+    )
+    values_by_bank, lines = {}, []
+    for bank, estimates in estimates_by_bank.items():
+        values_by_bank[bank] = [estimate.value for estimate in estimates]
+        lines.append([bank, *map(toolkit.number, values_by_bank[bank])])
+    original = values_by_bank.pop("original")
+    changes = []
+    for index, base in enumerate(original):
+        differences = [abs(values[index] - base) for values in values_by_bank.values()]
+        changes.append(max(differences, default=0.0))
     lines.append(["largest change", *map(toolkit.number, changes)])
     return toolkit.markdown(["bank", *(toolkit.LABELS[m] for m in SHOWN)], lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> toolkit.Rows:
     parser = toolkit.parser(__doc__, ratings=True)
-    parser.add_argument("--unit", default="track", metavar="COLUMN")
+    rated.add_unit_option(parser)
     options = parser.parse_args(arguments)
     ratings = rated.Ratings(options.ratings, options.unit)
     rows = run(options, ratings)

@@ -2,9 +2,9 @@
 
     python recipes/experiments/behaviours.py --manifest FOLDER/manifest.json --out runs/behaviours
 
-The first source of every mixture of single utterances, changed in one way at a time, with two and
-with three talkers. Beside PS, PM and log PM stand clearance and fidelity, the same two without a
-map (the control), and with other numbers of distortions and diffusion times (`variants.py`).
+The target is the first source of every mixture, with two and with three talkers, and each output
+has one fault. The tables show PS, PM and log PM, clearance and fidelity, these two without a map
+(the control), and with other numbers of distortions and other diffusion times (`variants.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import signals
 import toolkit
 import variants
 
-# Name -> maker and amount; those of three talkers alone are called so.
+# Name -> maker and amount. Names that contain `THREE` need three talkers.
 BEHAVIOURS: dict[str, tuple[signals.Maker, float]] = {
     "reference": (signals.scaled, 1.0),
     "gain -12 dB": (signals.scaled, 0.25),
@@ -67,13 +67,13 @@ def run(options: argparse.Namespace) -> toolkit.Rows:
                     key = toolkit.shown(encoder), talkers, mixture.name, name
                     if rows.has(*key) or (THREE in name and talkers < 3):
                         continue
-                    wanted = toolkit.ENCODED
-                    bank = bank or mapss.prepare(mixture.references[None], measures=wanted)
+                    bank = bank or mapss.prepare(mixture.references[None], measures=toolkit.ENCODED)
                     reference = reference or variants.prepared(varied, mixture.references)
-                    output, count = maker(mixture.references, rate, amount), options.sample_frames
-                    found = toolkit.target_scores(mapss, bank, output, frames=count)
-                    found |= variants.variants(reference, output, frames=count)
-                    rows.add(*key, **found)
+                    output = maker(mixture.references, rate, amount)
+                    frames = options.sample_frames
+                    scores = toolkit.target_scores(mapss, bank, output, frames=frames)
+                    scores |= variants.variants(reference, output, frames=frames)
+                    rows.add(*key, **scores)
     return rows
 
 
@@ -83,9 +83,9 @@ def table(rows: toolkit.Rows, encoder: str, talkers: int) -> str:
     names = [n for n in rows.distinct("behaviour") if talkers > 2 or THREE not in n]
     lines = []
     for name in names:
-        here = {"encoder": encoder, "talkers": talkers, "behaviour": name}
-        if rows.where(**here):
-            cells = [toolkit.number(rows.mean(m, **here)) for m in (*SHOWN, *control)]
+        condition = {"encoder": encoder, "talkers": talkers, "behaviour": name}
+        if rows.where(**condition):
+            cells = [toolkit.number(rows.mean(m, **condition)) for m in (*SHOWN, *control)]
             lines.append([name, *cells])
     labels = [toolkit.LABELS[m] for m in SHOWN]
     return toolkit.markdown(["output", *labels, *control], lines)
@@ -95,39 +95,42 @@ def variant_table(rows: toolkit.Rows, encoder: str, talkers: int) -> str:
     """Clearance / fidelity of each variant, a line for each behaviour."""
     lines = []
     for name in rows.distinct("behaviour"):
-        here = {"encoder": encoder, "talkers": talkers, "behaviour": name}
-        if rows.where(**here):
-            pairs = [
-                "/".join(
-                    toolkit.number(rows.mean(f"{one}: {kind}", **here))
-                    for kind in ("clearance", "fidelity")
-                )
-                for one in variants.NAMES
-            ]
-            lines.append([name, *pairs])
+        condition = {"encoder": encoder, "talkers": talkers, "behaviour": name}
+        if not rows.where(**condition):
+            continue
+        cells = []
+        for variant in variants.NAMES:
+            clearance = rows.mean(f"{variant}: clearance", **condition)
+            fidelity = rows.mean(f"{variant}: fidelity", **condition)
+            cells.append(f"{toolkit.number(clearance)}/{toolkit.number(fidelity)}")
+        lines.append([name, *cells])
     return toolkit.markdown(["output", *variants.NAMES], lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> toolkit.Rows:
     parser = toolkit.parser(__doc__)
-    parser.add_argument("--talkers", nargs="+", type=int, default=[2, 3])
+    parser.add_argument(
+        "--talkers", nargs="+", type=int, default=[2, 3], help="in a mixture (default: 2 3)"
+    )
     options = parser.parse_args(arguments)
     rows = run(options)
-    counts = {n: len({r["mixture"] for r in rows.where(talkers=n)}) for n in options.talkers}
-    counted = ", ".join(f"{count} mixtures of {n} talkers" for n, count in counts.items())
-    about = f"{toolkit.subset(options, rows)} Of these {counted}; the first source of each is the"
-    about += " target; means over mixtures. A dash: undefined (fidelity where clearance is below"
-    about += " 0.1)."
+    counts = []
+    for talkers in options.talkers:
+        mixtures = {row["mixture"] for row in rows.where(talkers=talkers)}
+        counts.append(f"{len(mixtures)} mixtures of {talkers} talkers")
+    about = (
+        f"{toolkit.subset(options, rows)} Of these {', '.join(counts)}; the first source of each "
+        "is the target; means over mixtures. A dash: undefined (fidelity where clearance is below "
+        "0.1)."
+    )
     text = toolkit.page_head("Outputs whose fault is known", __file__, arguments, about)
     for encoder in map(toolkit.shown, options.encoders):
         for talkers in options.talkers:
             title = f"{talkers} talkers, `{encoder}`"
             text += ["", f"## {title}", "", table(rows, encoder, talkers)]
-        text += [
-            "",
-            f"## Clearance/fidelity of variants, {options.talkers[0]} talkers, `{encoder}`",
-        ]
-        text += ["", variant_table(rows, encoder, options.talkers[0])]
+        talkers = options.talkers[0]
+        title = f"Clearance/fidelity of variants, {talkers} talkers, `{encoder}`"
+        text += ["", f"## {title}", "", variant_table(rows, encoder, talkers)]
     toolkit.finish(options, "behaviours", text)
     return rows
 

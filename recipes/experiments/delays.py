@@ -3,8 +3,9 @@
     python recipes/experiments/delays.py --manifest FOLDER/mapss.json --ratings FOLDER/ratings.csv \
         --sample-frames 20 --out runs/delays
 
-Every rated output is 0 to 100 ms late, which listeners do not notice (says the paper), and is held
-against its ratings. All outputs of a track are equally late: what falls is their order.
+Every rated output is delayed by 0 to 100 ms, which listeners do not notice (says the paper), and
+its scores are correlated with its ratings. All outputs of a track have the same delay: only their
+order can change.
 """
 
 from __future__ import annotations
@@ -30,39 +31,49 @@ def run(options: argparse.Namespace, ratings: rated.Ratings) -> toolkit.Rows:
         rate = mapss.grid.sample_rate
         for mixture in toolkit.load_mixtures(options, rate, systems=True):
             bank = None
-            for system, place, output in ratings.outputs(mixture):
+            for system, source_index, output in ratings.outputs(mixture):
+                source = mixture.sources[source_index]
                 for ms in options.ms:
-                    key = toolkit.shown(encoder), ms, mixture.name, system, mixture.sources[place]
+                    key = toolkit.shown(encoder), ms, mixture.name, system, source
                     if rows.has(*key):
                         continue
                     bank = bank or mapss.prepare(mixture.references[None], measures=toolkit.ENCODED)
                     late = signals.delayed(output[None], rate, ms)
-                    count = options.sample_frames
-                    rows.add(*key, **toolkit.target_scores(mapss, bank, late, place, count))
+                    scores = toolkit.target_scores(
+                        mapss, bank, late, source_index, options.sample_frames
+                    )
+                    rows.add(*key, **scores)
     return rows
 
 
-def draw(found: dict[str, dict[str, list[rated.Estimate]]], options: argparse.Namespace) -> None:
+def draw(
+    by_question: dict[str, dict[str, list[rated.Estimate]]], options: argparse.Namespace
+) -> None:
     """SRCC over the delay, a panel for every question."""
-    figure = toolkit.new_figure(4.2 * len(found), 3.2)
-    grid = figure.subplots(1, len(found), squeeze=False, sharey=True)[0]
-    for axis, (question, values) in zip(grid, found.items()):
-        for place, measure in enumerate(SHOWN):
-            line = [estimates[place].value for estimates in values.values()]
-            axis.plot(
-                [*map(float, values)], line, "o-", markersize=3, label=toolkit.LABELS[measure]
-            )
+    figure = toolkit.new_figure(4.2 * len(by_question), 3.2)
+    panels = figure.subplots(1, len(by_question), squeeze=False, sharey=True)[0]
+    for axis, (question, by_delay) in zip(panels, by_question.items()):
+        delays = [float(ms) for ms in by_delay]
+        for index, measure in enumerate(SHOWN):
+            values = [estimates[index].value for estimates in by_delay.values()]
+            axis.plot(delays, values, "o-", markersize=3, label=toolkit.LABELS[measure])
         axis.set(title=question, xlabel="delay (ms)")
         axis.grid(alpha=0.3)
-    grid[0].set_ylabel("SRCC")
-    grid[0].legend(fontsize=7)
+    panels[0].set_ylabel("SRCC")
+    panels[0].legend(fontsize=7)
     toolkit.save_figure(figure, options.out / "delays.png")
 
 
 def main(arguments: Sequence[str] | None = None) -> toolkit.Rows:
     parser = toolkit.parser(__doc__, ratings=True)
-    parser.add_argument("--unit", default="track", metavar="COLUMN")
-    parser.add_argument("--ms", type=float, nargs="+", default=[0.0, 20.0, 40.0, 60.0, 80.0, 100.0])
+    rated.add_unit_option(parser)
+    parser.add_argument(
+        "--ms",
+        type=float,
+        nargs="+",
+        default=[0.0, 20.0, 40.0, 60.0, 80.0, 100.0],
+        help="delays (default: 0 to 100 in steps of 20)",
+    )
     options = parser.parse_args(arguments)
     ratings = rated.Ratings(options.ratings, options.unit)
     rows = run(options, ratings)
@@ -70,14 +81,16 @@ def main(arguments: Sequence[str] | None = None) -> toolkit.Rows:
     about += f" brackets the 95 % interval over tracks (BCa bootstrap). Paper: {PAPER}."
     text = toolkit.page_head("Late outputs against listeners", __file__, arguments, about)
     for encoder in map(toolkit.shown, options.encoders):
-        found = {}
+        by_question = {}
         for question in ratings.questions:
-            here = {"encoder": encoder, "question": question}
-            values = found[question] = rated.by_condition(rows, "ms", SHOWN, ratings, **here)
-            lines = [[ms, *map(str, estimates)] for ms, estimates in values.items()]
+            by_delay = rated.by_condition(
+                rows, "ms", SHOWN, ratings, encoder=encoder, question=question
+            )
+            by_question[question] = by_delay
+            lines = [[ms, *map(str, estimates)] for ms, estimates in by_delay.items()]
             header = ["ms", *(toolkit.LABELS[measure] for measure in SHOWN)]
             text += ["", f"## {question}, `{encoder}`", "", toolkit.markdown(header, lines)]
-        draw(found, options)
+        draw(by_question, options)
     toolkit.finish(options, "delays", text)
     return rows
 

@@ -1,11 +1,11 @@
-"""What errors of scores may change in a correlation with listeners [tab:ci_merged_like_main].
+"""How far errors of scores may change a correlation with listeners [tab:ci_merged_like_main].
 
     python recipes/experiments/errors.py --manifest FOLDER/mapss.json --ratings FOLDER/ratings.csv \
         --sample-frames 20 --out runs/errors
 
-Scores the manifest with bounds (going on where it stopped), in both conventions of the scores, and
-takes radius and half-width of SRCC and PCC, as derived and as printed. The paper pools PS as PESQ
-does; mean PS is shown as well.
+Scores the manifest with bounds in both conventions of the scores (a run that was stopped goes on),
+and states radius and half-width of SRCC and PCC, as derived and as the paper prints them. The paper
+pools PS as PESQ does; mean PS is shown as well.
 """
 
 from __future__ import annotations

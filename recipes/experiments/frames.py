@@ -3,13 +3,14 @@
     python recipes/experiments/frames.py --manifest FOLDER/mapss.json --out runs/frames
 
 * [fig:pm_ps_histograms], [fig:combined_histograms]: histograms of PS, PM, clearance and fidelity,
-  of the radius and of the half-width at 95 %, and the numbers the paper tells of them;
-* [fig:threshold_correlation], [tab:nmi_threshold_counts_wide]: PS and PM of every frame are brought
-  to [0, 1] within their utterance; of the frames up to a threshold the normalised mutual
-  information 2·I/(H1 + H2) [Danon et al. 2005] over ``--bins`` equal bins (the paper gives none),
-  beside what is left after shuffling the pairs, and over bins of equal counts: a tight threshold
-  leaves one of the equal-width bins, so that their NMI goes to 0 whatever the frames say;
-* [fig:snr_histograms_en_es]: level of each reference over that of the others, in frames of 25 ms.
+  of their radius and half-width at 95 %, with the numbers that the paper states about them;
+* [fig:threshold_correlation], [tab:nmi_threshold_counts_wide]: PS and PM of every frame are scaled
+  to [0, 1] within their utterance. Over the frames up to a threshold: the normalised mutual
+  information 2·I/(H1 + H2) [Danon et al. 2005] with ``--bins`` bins of equal width (the paper gives
+  no number), the same after shuffling the pairs, and with bins of equal counts. A tight threshold
+  leaves a single bin of equal width, so that its NMI goes to 0 whatever the frames say;
+* [fig:snr_histograms_en_es]: level of each reference over that of the other sources, in 25 ms
+  frames.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from torch_mapss import MAPSS, ReferenceBank
 from torch_mapss.audio import frame_rms
 
 SCORES = ("clearance", "fidelity", "ps", "pm")
-FIELDS = tuple(f"{name}{part}" for name in SCORES for part in ("", "_radius", "_tail"))
+SUFFIXES = ("", "_radius", "_tail")  # of the score itself and of its bounds
+FIELDS = tuple(f"{name}{suffix}" for name in SCORES for suffix in SUFFIXES)
 THRESHOLDS = tuple(k / 10 for k in range(1, 11))
 DRAWS = 20  # shuffles
 _Array = NDArray[Any]
@@ -48,45 +50,45 @@ def collected(
     Where a mixture lists no system, its references leak into each other at -10 dB.
     """
     mapss = toolkit.scorer(options, encoder)
-    found: dict[str, list[_Array]] = {field: [] for field in FIELDS}
+    values_by_field: dict[str, list[_Array]] = {field: [] for field in FIELDS}
     ratios = []
     for mixture in toolkit.load_mixtures(options, mapss.grid.sample_rate, systems=True):
         ratios.append(snr(mixture.references))
         bank = mapss.prepare(mixture.references[None], measures=toolkit.ENCODED)
-        outputs = [(place, output) for _, place, output in mixture.outputs()]
+        outputs = [(source_index, output) for _, source_index, output in mixture.outputs()]
         if not outputs:
             leaking = mixture.references + 10 ** (-10 / 20) * mixture.references.roll(1, 0)
             outputs = list(enumerate(leaking))
-        for place, output in outputs:
-            values = scored(mapss, bank, output, place, options.sample_frames)
+        for source_index, output in outputs:
+            values = scored(mapss, bank, output, source_index, options.sample_frames)
             for field in FIELDS:
-                found[field].append(values[field])
-    return found, ratios
+                values_by_field[field].append(values[field])
+    return values_by_field, ratios
 
 
 @torch.no_grad()
 def scored(
-    mapss: MAPSS, bank: ReferenceBank, output: torch.Tensor, place: int, frames: int | None
+    mapss: MAPSS, bank: ReferenceBank, output: torch.Tensor, source_index: int, frames: int | None
 ) -> dict[str, _Array]:
-    """Scores and bounds of the scored frames of one output (T,); NaN where undefined."""
-    bounds = mapss.bounds(output[None, None], bank, attributed=(place,), frames=frames)
+    """Field -> its values in the scored frames of one output (T,); NaN where undefined."""
+    bounds = mapss.bounds(output[None, None], bank, attributed=(source_index,), frames=frames)
     active = bounds.active[0, 0]
     values = {}
     for name in SCORES:
         bound, defined = getattr(bounds, name), bounds.scores.defined(name)[0, 0][active]
-        parts = {"": getattr(bounds.scores, name), "_radius": bound.radius, "_tail": bound.tail}
-        for part, tensor in parts.items():
-            here = torch.where(defined, tensor[0, 0][active].double(), torch.nan)
-            values[name + part] = here.numpy()
+        tensors = getattr(bounds.scores, name), bound.radius, bound.tail
+        for suffix, tensor in zip(SUFFIXES, tensors):
+            of_frames = torch.where(defined, tensor[0, 0][active].double(), torch.nan)
+            values[name + suffix] = of_frames.numpy()
     return values
 
 
 def snr(references: torch.Tensor) -> _Array:
-    """dB of every reference over the sum of the others, in frames where both are audible."""
-    levels = frame_rms(references, 400, 320).square()
-    others = levels.sum(0, keepdim=True) - levels
-    audible = (levels > 1e-8) & (others > 1e-8)
-    return 10.0 * (levels[audible] / others[audible]).log10().numpy()
+    """dB of every reference over the sum of the other ones, in frames where both are audible."""
+    powers = frame_rms(references, 400, 320).square()
+    interferers = powers.sum(0, keepdim=True) - powers
+    audible = (powers > 1e-8) & (interferers > 1e-8)
+    return 10.0 * (powers[audible] / interferers[audible]).log10().numpy()
 
 
 # ------------------------------------------------------------------------------------------------
@@ -95,13 +97,13 @@ def snr(references: torch.Tensor) -> _Array:
 
 
 def normalised(values: _Array) -> _Array:
-    """To [0, 1] within an utterance; NaN where they are all the same."""
+    """Values of an utterance scaled to [0, 1]; all NaN where they are equal."""
     low, high = values.min(), values.max()
     return (values - low) / (high - low) if high > low else np.full_like(values, np.nan)
 
 
 def nmi(x: _Array, y: _Array, bins: int) -> float:
-    """2·I(X; Y)/(H(X) + H(Y)) of values in [0, 1] in equal bins; 0 where each fills one bin."""
+    """2·I(X; Y)/(H(X) + H(Y)) over equal bins of [0, 1]; 0 where all values lie in one bin."""
     joint, _, _ = np.histogram2d(x, y, bins=bins, range=[[0.0, 1.0], [0.0, 1.0]])
     p = joint / max(joint.sum(), 1.0)
     entropies = float(stats.entropy(p.sum(1)) + stats.entropy(p.sum(0))) if len(x) else 0.0
@@ -110,20 +112,32 @@ def nmi(x: _Array, y: _Array, bins: int) -> float:
 
 
 def equal_counts(values: _Array, bins: int) -> _Array:
-    """Middles of bins of [0, 1] that hold (ties aside) equally many of the values."""
-    place = np.floor((stats.rankdata(values) - 0.5) / len(values) * bins)
-    return (place + 0.5) / bins
+    """The values replaced by the centres of bins that each hold (ties aside) as many of them."""
+    bin_index = np.floor((stats.rankdata(values) - 0.5) / len(values) * bins)
+    return (bin_index + 0.5) / bins
 
 
-def nmi_table(found: dict[str, list[_Array]], bins: int) -> str:
-    """A line per threshold; frames, NMI, that by chance, over equal counts, for PS and PM."""
-    pairs = [
-        [normalised(x) for x in both] for both in zip(found["ps"], found["pm"]) if len(both[0])
-    ]
-    pairs = [both for both in pairs if not any(np.isnan(x).any() for x in both)]
-    if not pairs:
+def normalised_pairs(values_by_field: dict[str, list[_Array]]) -> tuple[_Array, _Array]:
+    """PS and PM of all frames, scaled within each utterance; utterances of one value are left out.
+
+    Raises:
+        SystemExit: no utterance is left.
+    """
+    ps_of_utterances, pm_of_utterances = [], []
+    for ps, pm in zip(values_by_field["ps"], values_by_field["pm"]):
+        if len(ps):
+            ps, pm = normalised(ps), normalised(pm)
+            if not (np.isnan(ps).any() or np.isnan(pm).any()):
+                ps_of_utterances.append(ps)
+                pm_of_utterances.append(pm)
+    if not ps_of_utterances:
         raise SystemExit("PS or PM is the same in all frames of every utterance.")
-    ps, pm = (np.concatenate(parts) for parts in zip(*pairs))
+    return np.concatenate(ps_of_utterances), np.concatenate(pm_of_utterances)
+
+
+def nmi_table(values_by_field: dict[str, list[_Array]], bins: int) -> str:
+    """A line per threshold; for PS and PM: frames, NMI, NMI by chance, NMI over equal counts."""
+    ps, pm = normalised_pairs(values_by_field)
     rng = np.random.default_rng(toolkit.SEED)
     lines = []
     for threshold in THRESHOLDS:
@@ -149,11 +163,11 @@ def nmi_table(found: dict[str, list[_Array]], bins: int) -> str:
 # ------------------------------------------------------------------------------------------------
 
 
-def summary(found: dict[str, _Array]) -> str:
-    """What the paper says of its histograms, as numbers."""
+def summary(values_by_field: dict[str, _Array]) -> str:
+    """The numbers that the paper states about its histograms."""
     lines = []
     for name in SCORES:
-        values, radius, tail = (found[name + part] for part in ("", "_radius", "_tail"))
+        values, radius, tail = (values_by_field[name + suffix] for suffix in SUFFIXES)
         cells = [np.mean(values > 0.9), np.mean(values < 0.1), np.nanmean(radius), np.nanmean(tail)]
         cells += [np.mean(tail < 0.01), np.mean(radius > 1.0)]
         count = int(np.isfinite(values).sum())
@@ -162,13 +176,13 @@ def summary(found: dict[str, _Array]) -> str:
     return toolkit.markdown([*header, "half-width < 0.01", "radius > 1"], lines)
 
 
-def draw(found: dict[str, _Array], ratios: _Array, path: Path) -> None:
-    """A line for each score: itself, radius, half-width; then the SNR of the references."""
+def draw(values_by_field: dict[str, _Array], ratios: _Array, path: Path) -> None:
+    """Histograms: a line of panels for each score and its bounds; in a second file the SNR."""
     figure = toolkit.new_figure(9.0, 8.0)
     grid = figure.subplots(len(SCORES), 3, sharex=True)
     for line, name in zip(grid, SCORES):
-        for axis, part, title in zip(line, ("", "_radius", "_tail"), ("", "radius", "half-width")):
-            values = found[name + part]
+        for axis, suffix, title in zip(line, SUFFIXES, ("", "radius", "half-width")):
+            values = values_by_field[name + suffix]
             axis.hist(np.clip(values[np.isfinite(values)], 0.0, 1.0), bins=40, range=(0.0, 1.0))
             axis.set(title=f"{toolkit.LABELS[name]} {title}", yscale="log")
     toolkit.save_figure(figure, path)
@@ -181,16 +195,21 @@ def draw(found: dict[str, _Array], ratios: _Array, path: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, dict[str, _Array]]:
     parser = toolkit.parser(__doc__)
-    parser.add_argument("--bins", type=int, default=10, help="of each measure, for the NMI")
+    parser.add_argument(
+        "--bins",
+        type=int,
+        default=10,
+        help="equal bins of PS and of PM for the NMI (default: %(default)s)",
+    )
     options = parser.parse_args(arguments)
     made: dict[str, dict[str, _Array]] = {}
     text: list[str] = []
     for encoder in options.encoders:
-        found, ratios = collected(options, encoder)
-        made[encoder] = {field: np.concatenate(parts) for field, parts in found.items()}
+        values_by_field, ratios = collected(options, encoder)
+        made[encoder] = {field: np.concatenate(arrays) for field, arrays in values_by_field.items()}
         text += ["", f"## Histograms, `{encoder}`", "", summary(made[encoder]), ""]
         text += [f"## Mutual information of PS and PM, `{encoder}`", ""]
-        text += [nmi_table(found, options.bins)]
+        text += [nmi_table(values_by_field, options.bins)]
         draw(made[encoder], np.concatenate(ratios), options.out / f"histograms_{encoder}.png")
     levels = np.concatenate(ratios)
     count = options.sample_frames

@@ -1,15 +1,15 @@
-"""Front ends made of other encoders, to look for one that hears leakage and distortion alike.
+"""Front ends made of other encoders, to find one as sensitive to leakage as to distortion.
 
     python recipes/experiments/learned.py --encoders mel whisper-tiny.en@2:standardised \
         mel+whisper-tiny.en@2 whisper-tiny.en@2:local --families pair ...
 
-``NAME@LAYER:standardised`` brings every channel to mean 0 and variance 1, so that no channel rules
-the distances by its scale. ``A+B`` joins two encoders: each is standardised, and both have the same
-share in a squared distance. ``NAME@LAYER:local`` lets attention of a Whisper see 0.2 s to either
-side and no more.
+``NAME@LAYER:standardised`` brings every channel to mean 0 and variance 1, so that no channel
+dominates the distances by its scale. ``A+B`` joins two encoders: each is standardised, and both
+have the same share in a squared distance. ``NAME@LAYER:local`` limits the attention of a Whisper
+to 0.2 s on either side.
 
-Mean and variance are those of the two demo voices of the package, and do not change with what is
-scored: a front end that adapted to a clip would move references and outputs differently.
+Mean and variance are those of the two demo voices of the package, whatever is scored: a front end
+that adapted to a clip would move references and outputs differently.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch_mapss.encoders import Encoder
 from torch_mapss.encoders.whisper import WhisperEncoder, log_mel
 from torch_mapss.evaluation import demo
 
-REACH = 10  # frames of 20 ms that local attention sees to either side
+REACH = 10  # frames of 20 ms on either side that local attention reads
 
 
 class Standardised:
@@ -48,15 +48,15 @@ class Standardised:
 class Joined:
     """Two encoders on the same frames, with equal shares in a squared distance."""
 
-    def __init__(self, encoder: Encoder, other: Encoder) -> None:
-        grids = {(x.sample_rate, x.hop, x.receptive_field) for x in (encoder, other)}
+    def __init__(self, left: Encoder, right: Encoder) -> None:
+        grids = {(x.sample_rate, x.hop, x.receptive_field) for x in (left, right)}
         if len(grids) > 1:
             raise SystemExit(
-                f"{encoder.name}+{other.name} should have the same frames (rate, hop, receptive "
+                f"{left.name}+{right.name} should have the same frames (rate, hop, receptive "
                 f"field), but have {sorted(grids)}."
             )
-        self.encoders = Standardised(encoder), Standardised(other)
-        self.name = f"{encoder.name}+{other.name}"
+        self.encoders = Standardised(left), Standardised(right)
+        self.name = f"{left.name}+{right.name}"
         ((self.sample_rate, self.hop, self.receptive_field),) = grids
 
     def __call__(self, waveform: Tensor) -> Tensor:
@@ -69,7 +69,9 @@ class LocalAttention:
 
     def __init__(self, encoder: Encoder) -> None:
         if not isinstance(encoder, WhisperEncoder):
-            raise SystemExit(f"{encoder.name} should be a Whisper: only there attention is local.")
+            raise SystemExit(
+                f"{encoder.name} is not a Whisper: `:local` limits the attention of Whispers only."
+            )
         self.encoder = encoder
         self.name = f"{encoder.name}:local"
         self.sample_rate, self.hop = encoder.sample_rate, encoder.hop

@@ -1,14 +1,15 @@
 """Hidden states of several layers of one Whisper from a single pass, to compare its layers.
 
-An encoder stops at its layer, so layers 0 to 4 of one clip would be five passes. Here the encoder
-of the highest layer runs once; what enters each of its blocks is the state of the layer below. The
-states are kept until they are forgotten, as each layer asks for the same clips in turn.
+An encoder stops at its layer, so layers 0 to 4 of one clip would take five passes. Here the encoder
+of the highest layer runs once; the input of each of its blocks is the state of the layer below.
+States are cached until `SharedPass.forget`, because each layer asks for the same clips in turn.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import toolkit
 import torch
@@ -22,30 +23,33 @@ from torch_mapss.encoders.whisper import WhisperEncoder
 def hidden_states(encoder: WhisperEncoder, waveform: Tensor) -> list[Tensor]:
     """(N, F, M) of every layer up to the encoder's own, for waveforms (N, T)."""
     blocks = encoder.model.encoder.layers
-    entering: list[list[Tensor]] = [[] for _ in blocks]  # of each block, a tensor for each chunk
-    hooks = [
-        block.register_forward_pre_hook(lambda _, inputs, chunks=chunks: chunks.append(inputs[0]))
-        for block, chunks in zip(blocks, entering)
-    ]
+    chunks_by_block: list[list[Tensor]] = [[] for _ in blocks]  # inputs: long clips come in chunks
+    hooks = []
+    for block, chunks in zip(blocks, chunks_by_block):
+
+        def keep_input(_: Any, inputs: tuple[Tensor, ...], chunks: list[Tensor] = chunks) -> None:
+            chunks.append(inputs[0])
+
+        hooks.append(block.register_forward_pre_hook(keep_input))
     try:
         features = encoder(waveform)
     finally:
         for hook in hooks:
             hook.remove()
     frames = features.shape[-2]
-    return [*(torch.cat(chunks)[:, :frames] for chunks in entering), features]
+    return [*(torch.cat(chunks)[:, :frames] for chunks in chunks_by_block), features]
 
 
 class SharedPass:
     """One pass for all layers of a Whisper.
 
     Args:
-        encoder: at the highest layer that is asked for.
+        encoder: of the highest layer that will be asked for.
     """
 
     def __init__(self, encoder: WhisperEncoder) -> None:
         self.encoder = encoder
-        self._states: dict[bytes, list[Tensor]] = {}  # by waveforms
+        self._states: dict[bytes, list[Tensor]] = {}  # by the digest of the waveforms
 
     def states(self, waveform: Tensor) -> list[Tensor]:
         """`hidden_states`, computed once for equal waveforms."""
@@ -77,7 +81,7 @@ class _Layer:
 
 
 def shared_passes(encoders: Sequence[str], device: str | None = None) -> dict[str, SharedPass]:
-    """Model -> its pass, of every Whisper of which several layers are among the encoders.
+    """Model -> its pass, for every Whisper with several layers among the encoders.
 
     Args:
         encoders: as for `toolkit.load`; front ends made of layers count as these layers, local
@@ -86,8 +90,8 @@ def shared_passes(encoders: Sequence[str], device: str | None = None) -> dict[st
     """
     layers: dict[str, set[int]] = {}
     for encoder in encoders:
-        for part in encoder.removesuffix(":standardised").split("+"):
-            model, layer = toolkit.model_and_layer(part)
+        for name in encoder.removesuffix(":standardised").split("+"):
+            model, layer = toolkit.model_and_layer(name)
             if layer is not None:
                 layers.setdefault(model, set()).add(layer)
     passes = {}

@@ -1,23 +1,24 @@
-"""What learned encoders hear: encoders by scores against listeners, for several rated sets.
+"""What learned encoders hear: scores with several encoders against listeners, on rated sets.
 
     python recipes/experiments/learned.py --out runs/learned \
         --manifest DATA/gensvs/mapss.json --ratings DATA/gensvs/ratings.csv \
         --objective DATA/gensvs/objective.csv --also DATA/ward2018 DATA/p835ref \
         --encoders mel waveform whisper-tiny.en@2 whisper-tiny.en@3 whisper-random@2
 
-``--manifest`` is the set that the page is about. ``--also`` are folders of further ones, on which a
-reader sees what the same encoders cost: ``mapss.json`` and ``ratings.csv`` in it, or, where there
-are, ``mapss_by_talker.json`` and ``ratings_by_talker.csv``. No data comes with the package.
+``--manifest`` is the set that the page is about. ``--also`` names folders of further sets, on which
+the same encoders may do worse: each holds ``mapss.json`` and ``ratings.csv``, or
+``mapss_by_talker.json`` and ``ratings_by_talker.csv``, which are preferred. No data comes with the
+package.
 
 SRCC is taken over all outputs of a set (pooled), and over the systems of a track and averaged
 (within tracks); intervals resample tracks. Every frame counts; ``--also-frames N`` draws N frames a
-clip for PS and PM of further sets. ``--also-encoders`` takes fewer encoders there, ``--also-map``
-fewer for PS and PM, and ``--also-map-mixtures`` fewer mixtures for these. ``--baselines`` are
-encoders that the others are compared with, output by output: ``mel``, or the same network with
-random weights.
+clip for PS and PM of further sets. There, ``--also-encoders`` takes fewer encoders, ``--also-map``
+fewer for PS and PM, and ``--also-map-mixtures`` fewer mixtures for PS and PM. ``--baselines`` are
+the encoders that the other ones are compared with, output by output: ``mel``, or the same network
+with random weights.
 
-Two files keep the rows: ``pair.csv`` clearance, fidelity and bleed, ``map.csv`` PS and PM; each row
-says the commit that made it, and the page repeats it. Layers of one Whisper are read from one pass.
+Two files store the rows: ``pair.csv`` clearance, fidelity and bleed, ``map.csv`` PS and PM. Each
+row names the commit that made it, and the page repeats it. Layers of one Whisper share one pass.
 
 Weights: ``benchmarks/whisper_from_ctranslate2.py`` turns a CTranslate2 model into a folder for
 ``--encoders FOLDER@LAYER``; ``untrained.py`` makes the same shapes with random weights.
@@ -26,6 +27,7 @@ Weights: ``benchmarks/whisper_from_ctranslate2.py`` turns a CTranslate2 model in
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -41,16 +43,16 @@ from torch_mapss import MAPSS
 from torch_mapss.score_table import SCORES
 
 KEYS = ("dataset", "encoder", "mixture", "system", "source")
-# File of rows -> measures that are computed together in it.
+# Name of a file of rows -> families of scores that it holds.
 FAMILIES = {"pair": ("decomposition", "bleed"), "map": ("separation", "match")}
 NAMES = {
     "pair": ("clearance", "fidelity", "bleed_db"),
     "map": ("ps", "pm", "log_pm", "log_pm_compressed"),
 }
 SHOWN = (*NAMES["pair"][:2], *NAMES["map"])
-# Beginnings of the names of other measures that are lower for better outputs.
+# Prefixes of other measures that are lower for better outputs.
 LOWER_IS_BETTER = ("emb_mse", "fad", "multi_res_loss")
-OTHERS = (
+OTHER_MEASURES = (
     "Measures that are lower for better outputs are turned, so that every number says how well "
     "an order agrees with the listeners'. Bleed is ours and reads no encoder."
 )
@@ -83,11 +85,11 @@ class RatedSet(NamedTuple):
 
 
 def rated_sets(options: argparse.Namespace) -> list[RatedSet]:
-    """The set that the page is about, then the others."""
-    of_main = dict.fromkeys(FAMILIES, options.encoders)
-    of_further = dict.fromkeys(FAMILIES, options.also_encoders or options.encoders)
+    """The set that the page is about, then the further ones."""
+    main_encoders = dict.fromkeys(FAMILIES, options.encoders)
+    further_encoders = dict.fromkeys(FAMILIES, options.also_encoders or options.encoders)
     if options.also_map is not None:
-        of_further["map"] = options.also_map
+        further_encoders["map"] = options.also_map
     files = [(options.manifest, options.ratings, options.sample_frames)]
     for folder in options.also:
         suffix = "_by_talker" if (folder / "mapss_by_talker.json").exists() else ""
@@ -95,21 +97,28 @@ def rated_sets(options: argparse.Namespace) -> list[RatedSet]:
         files.append((manifest, ratings, options.also_frames))
     sets = []
     for manifest, ratings, map_frames in files:
-        mixtures = dict.fromkeys(FAMILIES, options.mixtures)
-        if manifest != options.manifest:
-            mixtures = {"pair": None, "map": options.also_map_mixtures}
-        of_set = {}
+        is_main = manifest == options.manifest
+        mixtures = {"pair": None, "map": options.also_map_mixtures}
+        if is_main:
+            mixtures = dict.fromkeys(FAMILIES, options.mixtures)
+        options_by_family = {}
         for family, count in mixtures.items():
             changed = {"manifest": manifest, "mixtures": count}
-            of_set[family] = argparse.Namespace(**{**vars(options), **changed})
-        encoders = of_main if manifest == options.manifest else of_further
-        name, listeners = manifest.parent.name, rated.Ratings(ratings)
-        sets.append(RatedSet(name, of_set, listeners, encoders, map_frames))
+            options_by_family[family] = argparse.Namespace(**{**vars(options), **changed})
+        sets.append(
+            RatedSet(
+                manifest.parent.name,
+                options_by_family,
+                rated.Ratings(ratings),
+                main_encoders if is_main else further_encoders,
+                map_frames,
+            )
+        )
     return sets
 
 
 def score(options: argparse.Namespace, family: str) -> toolkit.Rows:
-    """Every rated output by every encoder; hidden references and anchors by the pair alone."""
+    """Every rated output with every encoder; hidden references and anchors in the pair alone."""
     settings = {
         "convention": options.convention,
         "bank_size": options.bank_size,
@@ -119,7 +128,7 @@ def score(options: argparse.Namespace, family: str) -> toolkit.Rows:
     }
     columns = (*NAMES[family], "frames", "commit")
     rows = toolkit.Rows(options.out, KEYS, columns, settings, family)
-    commit = toolkit.commit()  # once: the folder may move on while this runs
+    commit = toolkit.commit()  # read once: the checkout may change while this runs
     for rated_set in rated_sets(options):
         frames = rated_set.map_frames if family == "map" else None
         score_set(rows, rated_set, family, frames, commit)
@@ -135,7 +144,7 @@ def score_set(
 ) -> None:
     """The outputs of one set that have no row yet, all encoders of a mixture in turn.
 
-    In this order the hidden states of one pass serve all layers of a model.
+    In this order one pass serves all layers of a model.
     """
     options, encoders = rated_set.options[family], rated_set.encoders[family]
     shared = hidden_states.shared_passes(encoders, options.device)
@@ -146,8 +155,8 @@ def score_set(
         for mixture in toolkit.load_mixtures(options, rate, systems=True):
             for encoder, mapss in at_rate.items():
                 score_mixture(rows, rated_set, mixture, encoder, mapss, family, frames, commit)
-            for one_pass in shared.values():
-                one_pass.forget()
+            for shared_pass in shared.values():
+                shared_pass.forget()
 
 
 def score_mixture(
@@ -160,7 +169,7 @@ def score_mixture(
     frames: int | None,
     commit: str,
 ) -> None:
-    """The outputs of one mixture that have no row by this encoder yet."""
+    """The outputs of one mixture that have no row with this encoder yet."""
     prefix = rated_set.name, toolkit.shown(encoder), mixture.name
     bank = None
     for system, source_index, output in rated_set.ratings.outputs(mixture, family == "pair"):
@@ -169,8 +178,8 @@ def score_mixture(
             if bank is None:
                 bank = mapss.prepare(mixture.references[None], measures=FAMILIES[family])
             scores = toolkit.target_scores(mapss, bank, output, source_index, frames)
-            kept = {name: scores.get(name) for name in (*NAMES[family], "frames")}
-            rows.add(*key, **kept, commit=commit)
+            values = {name: scores.get(name) for name in (*NAMES[family], "frames")}
+            rows.add(*key, **values, commit=commit)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -179,7 +188,7 @@ def score_mixture(
 
 
 def key_of(score_name: str, encoder: str) -> str:
-    """Column of a score by an encoder in a table of stimuli."""
+    """Column of a score with an encoder in a table of stimuli."""
     return f"{score_name} {encoder}"
 
 
@@ -189,18 +198,17 @@ def table_of(
     question: str,
     encoders: Sequence[str],
 ) -> pd.DataFrame:
-    """The stimuli of a question with every score by these encoders, higher for better outputs.
+    """The stimuli of a question, and every score with these encoders, higher for better outputs.
 
-    An encoder that lacks outputs which another has, as in a run that was stopped, is left out.
+    An encoder with fewer outputs than another one, as in a run that was stopped, is left out.
     """
     merged: dict[tuple[str, str, str], dict[str, str]] = {}
     columns: dict[str, str] = {}
     for family, rows in rows_by_family.items():
         of_set = rows.where(dataset=rated_set.name)
         counts = Counter(row["encoder"] for row in of_set)
-        complete = {
-            encoder for encoder in encoders if counts[encoder] == max(counts.values(), default=0)
-        }
+        all_outputs = max(counts.values(), default=0)
+        complete = {encoder for encoder in encoders if counts[encoder] == all_outputs}
         for row in of_set:
             if row["encoder"] not in complete:
                 continue
@@ -210,13 +218,13 @@ def table_of(
                 columns[key_of(name, row["encoder"])] = name
                 line[key_of(name, row["encoder"])] = row[name]
     table = rated.stimuli(merged.values(), [*columns], question, rated_set.ratings)
-    turned = [key for key, name in columns.items() if not SCORES[name].higher_is_better]
-    table[turned] = -table[turned]
+    lower = [key for key, name in columns.items() if not SCORES[name].higher_is_better]
+    table[lower] = -table[lower]
     return table
 
 
 def with_objective(table: pd.DataFrame, path: Path) -> tuple[pd.DataFrame, list[str]]:
-    """The table with the measures of a CSV file beside its own, and their names."""
+    """The table with the measures of a CSV file added, and their names."""
     measures = pd.read_csv(path).rename(columns={"track": "mixture"})
     measures = measures.set_index(["mixture", "system"])
     names = [*measures.select_dtypes("number")]
@@ -237,12 +245,14 @@ def encoders_of(table: pd.DataFrame) -> list[str]:
 
 
 def scores_of(table: pd.DataFrame) -> list[str]:
-    """Scores that a table has by at least one encoder, in the order of `SHOWN`."""
-    return [
-        name
-        for name in SHOWN
-        if any(key_of(name, encoder) in table for encoder in encoders_of(table))
-    ]
+    """Scores that a table has with at least one encoder, in the order of `SHOWN`."""
+    encoders = encoders_of(table)
+    names = []
+    for name in SHOWN:
+        keys = [key_of(name, encoder) for encoder in encoders]
+        if any(key in table for key in keys):
+            names.append(name)
+    return names
 
 
 def crossed(table: pd.DataFrame, pooling: str) -> str:
@@ -259,22 +269,25 @@ def crossed(table: pd.DataFrame, pooling: str) -> str:
 
 
 def gains(table: pd.DataFrame, base: str) -> str:
-    """SRCC within tracks of every score less that of another encoder, paired."""
+    """SRCC within tracks of every score, minus that of the encoder ``base``, paired."""
     lines = []
     for encoder in encoders_of(table):
-        if encoder != base:
-            pairs = [(key_of(name, encoder), key_of(name, base)) for name in scores_of(table)]
-            cells = [
-                rated.correlation(table, *pair) if {*pair} <= {*table} else rated.UNDEFINED
-                for pair in pairs
-            ]
-            lines.append([f"`{encoder}`", *map(str, cells)])
+        if encoder == base:
+            continue
+        estimates = []
+        for name in scores_of(table):
+            key, base_key = key_of(name, encoder), key_of(name, base)
+            has_both = key in table and base_key in table
+            estimates.append(
+                rated.correlation(table, key, base_key) if has_both else rated.UNDEFINED
+            )
+        lines.append([f"`{encoder}`", *map(str, estimates)])
     header = [f"less `{base}`", *(toolkit.LABELS[name] for name in scores_of(table))]
     return toolkit.markdown(header, lines)
 
 
 def controls_table(rows: toolkit.Rows, rated_set: RatedSet, encoders: Sequence[str]) -> str:
-    """Mean clearance and fidelity of hidden references and anchors by every encoder."""
+    """Mean clearance and fidelity of hidden references and anchors with every encoder."""
     systems = dict.fromkeys(row["system"] for row in rows.where(dataset=rated_set.name))
     controls = [system for system in systems if system.startswith(rated.CONTROL)]
     lines = []
@@ -290,7 +303,7 @@ def controls_table(rows: toolkit.Rows, rated_set: RatedSet, encoders: Sequence[s
 
 
 def objective_table(table: pd.DataFrame, names: Sequence[str]) -> str:
-    """SRCC of the measures of others, the best pooled first; bleed among them."""
+    """SRCC of other measures, the best pooled one first."""
     lines = []
     for name in names:
         estimates = [rated.correlation(table, name, pooling=pooling) for pooling in POOLINGS]
@@ -301,56 +314,64 @@ def objective_table(table: pd.DataFrame, names: Sequence[str]) -> str:
 
 
 def models_of(encoders: Sequence[str]) -> dict[str, list[str]]:
-    """Model -> its layers among the encoders, as NAME@LAYER, where there are several."""
+    """Model -> its encoders NAME@LAYER in the order of layers, where there are several."""
     models: dict[str, list[str]] = {}
     for encoder in encoders:
         model, _, layer = encoder.rpartition("@")
         if layer.isdigit():
             models.setdefault(model, []).append(encoder)
-    by_layer = {m: sorted(e, key=lambda e: int(e.rpartition("@")[2])) for m, e in models.items()}
-    return {model: layers for model, layers in by_layer.items() if len(layers) > 1}
+    return {m: sorted(layers, key=layer_of) for m, layers in models.items() if len(layers) > 1}
+
+
+def layer_of(encoder: str) -> int:
+    """The layer of ``NAME@LAYER``."""
+    return int(encoder.rpartition("@")[2])
 
 
 def max_min(table: pd.DataFrame, layers: Sequence[str]) -> list[float]:
-    """Of each layer, the worst of SRCC and PCC of PS and PM: the paper takes the greatest."""
-    worst = []
+    """The lowest of SRCC and PCC of PS and PM, by layer; the paper takes the greatest of these."""
+    lowest = []
     for encoder in layers:
         values = [
             rated.correlation(table, key_of(name, encoder), method=method).value
-            for name in ("ps", "pm")
-            for method in rated.METHODS
+            for name, method in itertools.product(("ps", "pm"), rated.METHODS)
         ]
-        worst.append(min(values))
-    return worst
+        lowest.append(min(values))
+    return lowest
 
 
 def left_out(table: pd.DataFrame, name: str, layers: Sequence[str]) -> float:
-    """Mean SRCC of each track at the layer that is best on all other tracks."""
+    """Mean SRCC over tracks, each at the layer that is best on the mean of all other tracks."""
     by_layer = [rated.by_unit(table, key_of(name, encoder)) for encoder in layers]
-    units = [unit for unit in by_layer[0] if all(unit in values for values in by_layer)]
+    shared = set.intersection(*(set(by_unit) for by_unit in by_layer))
+    units = [unit for unit in by_layer[0] if unit in shared]
     if len(units) < 2:
         return math.nan
     held_out = []
-    for unit in units:
-        means = [sum(values[u] for u in units if u != unit) for values in by_layer]
-        held_out.append(by_layer[means.index(max(means))][unit])
+    for held_out_unit in units:
+        training_units = [unit for unit in units if unit != held_out_unit]
+        sums = []
+        for by_unit in by_layer:
+            sums.append(sum(by_unit[unit] for unit in training_units))
+        best_layer = by_layer[sums.index(max(sums))]
+        held_out.append(best_layer[held_out_unit])
     return sum(held_out) / len(held_out)
 
 
 def layer_tables(table: pd.DataFrame) -> list[str]:
-    """For every model: SRCC within tracks by layer, max-min, and layers chosen on other tracks."""
+    """A table for every model: SRCC within tracks by layer, max-min, and the left-out line."""
     text = []
     for model, layers in models_of(encoders_of(table)).items():
-        names = [n for n in scores_of(table) if all(key_of(n, e) in table for e in layers)]
-        labels = [toolkit.LABELS[name] for name in names]
-        columns = [
-            [rated.correlation(table, key_of(name, encoder)).value for encoder in layers]
-            for name in names
-        ]
-        chosen = [toolkit.number(left_out(table, name, layers)) for name in names]
-        if {"ps", "pm"} <= set(names):
-            columns.append(max_min(table, layers))
+        labels, columns, chosen = [], [], []
+        for name in scores_of(table):
+            keys = [key_of(name, encoder) for encoder in layers]
+            if all(key in table for key in keys):
+                labels.append(toolkit.LABELS[name])
+                columns.append([rated.correlation(table, key).value for key in keys])
+                chosen.append(toolkit.number(left_out(table, name, layers)))
+        if {toolkit.LABELS["ps"], toolkit.LABELS["pm"]} <= set(labels):
             labels.append("max-min")
+            columns.append(max_min(table, layers))
             chosen.append("")
         lines = []
         for index, encoder in enumerate(layers):
@@ -359,7 +380,7 @@ def layer_tables(table: pd.DataFrame) -> list[str]:
                 best = max(value for value in values if math.isfinite(value))
                 cell = toolkit.number(values[index])
                 cells.append(f"**{cell}**" if values[index] == best else cell)
-            lines.append([encoder.rpartition("@")[2], *cells])
+            lines.append([str(layer_of(encoder)), *cells])
         lines.append(["layer of the other tracks", *chosen])
         text += ["", toolkit.markdown([f"`{model}`, layer", *labels], lines)]
     return text
@@ -367,11 +388,11 @@ def layer_tables(table: pd.DataFrame) -> list[str]:
 
 def versions(rows_by_family: Mapping[str, toolkit.Rows]) -> str:
     """Which commit made which rows."""
-    parts = []
+    clauses = []
     for family, rows in rows_by_family.items():
         commits = ", ".join(rows.distinct("commit"))
-        parts.append(f"{', '.join(FAMILIES[family])}: commit {commits}")
-    return "Rows by " + "; ".join(parts) + "."
+        clauses.append(f"{', '.join(FAMILIES[family])}: commit {commits}")
+    return "Rows by " + "; ".join(clauses) + "."
 
 
 def page(
@@ -404,34 +425,42 @@ def page(
         names: list[str] = []
         if options.objective is not None:
             table, names = with_objective(table, options.objective)
-        text += ["", f"## {question}: other measures", "", OTHERS, ""]
+        text += ["", f"## {question}: other measures", "", OTHER_MEASURES, ""]
         text += [objective_table(table, [*bleed, *names])]
         if layers := layer_tables(table):
             text += ["", f"## {question}: which layer", "", LAYERS, *layers]
     for rated_set in further:
-        count = rated_set.map_frames
-        drawn = "every frame"
-        if count:
-            drawn = f"clearance and fidelity of every frame; PS and PM of {count} frames a clip"
-        text += ["", f"## The same encoders on `{rated_set.name}`", ""]
-        tracks: dict[str, set[str]] = {}
-        for family, rows in rows_by_family.items():
-            of_set = rows.where(dataset=rated_set.name)
-            tracks[family] = {rated_set.ratings.unit(row["mixture"]) for row in of_set}
-        fewer = ""
-        if not tracks.get("map"):
-            fewer = " PS and PM were not computed."
-        elif tracks["map"] != tracks["pair"]:
-            fewer = f" PS and PM of {len(tracks['map'])} of these tracks, evenly spaced."
-        text += [f"{len(tracks['pair'])} tracks. SRCC within tracks; {drawn}.{fewer}"]
-        set_encoders = [toolkit.shown(encoder) for encoder in rated_set.encoders["pair"]]
-        set_baselines = [baseline for baseline in baselines if baseline in set_encoders]
-        if anchors := controls_table(rows_by_family["pair"], rated_set, set_encoders):
-            text += ["", "### Hidden references and anchors", "", CONTROLS, "", anchors]
-        for question in rated_set.ratings.questions:
-            table = table_of(rows_by_family, rated_set, question, set_encoders)
-            text += ["", f"### {question}", "", crossed(table, "per_track")]
-            for baseline in set_baselines:
+        text += further_section(rated_set, rows_by_family, baselines)
+    return text
+
+
+def further_section(
+    rated_set: RatedSet, rows_by_family: Mapping[str, toolkit.Rows], baselines: Sequence[str]
+) -> list[str]:
+    """What the same encoders do on another rated set."""
+    frames = "every frame"
+    if rated_set.map_frames:
+        frames = "clearance and fidelity of every frame; PS and PM of "
+        frames += f"{rated_set.map_frames} frames a clip"
+    tracks: dict[str, set[str]] = {}
+    for family, rows in rows_by_family.items():
+        of_set = rows.where(dataset=rated_set.name)
+        tracks[family] = {rated_set.ratings.unit(row["mixture"]) for row in of_set}
+    fewer = ""
+    if not tracks.get("map"):
+        fewer = " PS and PM were not computed."
+    elif tracks["map"] != tracks["pair"]:
+        fewer = f" PS and PM of {len(tracks['map'])} of these tracks, evenly spaced."
+    text = ["", f"## The same encoders on `{rated_set.name}`", ""]
+    text += [f"{len(tracks['pair'])} tracks. SRCC within tracks; {frames}.{fewer}"]
+    encoders = [toolkit.shown(encoder) for encoder in rated_set.encoders["pair"]]
+    if anchors := controls_table(rows_by_family["pair"], rated_set, encoders):
+        text += ["", "### Hidden references and anchors", "", CONTROLS, "", anchors]
+    for question in rated_set.ratings.questions:
+        table = table_of(rows_by_family, rated_set, question, encoders)
+        text += ["", f"### {question}", "", crossed(table, "per_track")]
+        for baseline in baselines:
+            if baseline in encoders:
                 text += ["", f"Less `{baseline}`, paired:", "", gains(table, baseline)]
     return text
 
@@ -440,22 +469,48 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, toolkit.Rows]:
     parser = toolkit.parser(__doc__, ratings=True)
     parser.add_argument("--also", type=Path, nargs="+", default=[], help="folders of further sets")
     parser.add_argument(
-        "--also-frames", type=int, metavar="N", help="of their clips, for PS and PM"
+        "--also-frames",
+        type=int,
+        metavar="N",
+        help="of each clip of further sets, for PS and PM (default: all)",
     )
     parser.add_argument(
-        "--also-encoders", nargs="+", metavar="NAME[@LAYER]", help="there; default --encoders"
+        "--also-encoders",
+        nargs="+",
+        metavar="NAME[@LAYER]",
+        help="for further sets (default: --encoders)",
     )
     parser.add_argument(
-        "--also-map", nargs="*", metavar="NAME[@LAYER]", help="encoders of PS and PM there"
+        "--also-map",
+        nargs="*",
+        metavar="NAME[@LAYER]",
+        help="encoders for PS and PM of further sets (default: --also-encoders)",
     )
     parser.add_argument(
-        "--also-map-mixtures", type=int, metavar="N", help="for PS and PM there, evenly spaced"
+        "--also-map-mixtures",
+        type=int,
+        metavar="N",
+        help="of further sets, evenly spaced, for PS and PM (default: all)",
     )
-    parser.add_argument("--objective", type=Path, help="CSV: track, system, other measures")
     parser.add_argument(
-        "--baselines", nargs="+", default=[], metavar="NAME[@LAYER]", help="default: --encoders[0]"
+        "--objective",
+        type=Path,
+        help="CSV file with track, system and a column for each other measure",
     )
-    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=[*FAMILIES])
+    parser.add_argument(
+        "--baselines",
+        nargs="+",
+        default=[],
+        metavar="NAME[@LAYER]",
+        help="to compare the other encoders with (default: the first of --encoders)",
+    )
+    parser.add_argument(
+        "--families",
+        nargs="+",
+        choices=FAMILIES,
+        default=[*FAMILIES],
+        help="pair: clearance, fidelity, bleed; map: PS, PM (default: both)",
+    )
     options = parser.parse_args(arguments)
     rows_by_family = {family: score(options, family) for family in options.families}
     if "pair" in rows_by_family:

@@ -3,16 +3,18 @@
     python recipes/experiments/listeners.py --manifest FOLDER/mapss.json \
         --ratings FOLDER/ratings.csv --sample-frames 60 --out runs/listeners
 
-Scores every output by every encoder (``NAME``, or ``NAME@LAYER``: several layers of one make the
-figure of layers [fig:plot_5_en_models_compared]), by other measures (`rivals.py`), and by variants
-of clearance and fidelity (`variants.py`); holds all of them against every question. Correlations
-are taken over the systems of a track and averaged, with intervals over tracks; differences are
-paired over tracks. ``--unit COLUMN`` of the ratings compares the outputs of several mixtures.
+Scores every output with every encoder (``NAME`` or ``NAME@LAYER``; several layers of one encoder
+are drawn as in [fig:plot_5_en_models_compared]), with other measures (`rivals.py`), and with
+variants of clearance and fidelity (`variants.py`), and correlates all of them with every question
+of the ratings. Correlations are taken over the systems of a track and averaged, with intervals over
+tracks; differences are paired over tracks. ``--unit COLUMN`` of the ratings compares the outputs of
+several mixtures.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -35,7 +37,7 @@ KEYS = ("encoder", "mixture", "system", "source")
 
 
 def score(options: argparse.Namespace, ratings: rated.Ratings) -> toolkit.Rows:
-    """Every rated output by every encoder; hidden references and anchors by the first one."""
+    """Every rated output with every encoder; hidden references and anchors with the first one."""
     leave_out = ("ratings", "unit", "rivals", "no_rivals", "no_variants")
     settings = toolkit.settings_of(options, *leave_out)
     rows = toolkit.Rows(options.out, KEYS, (*toolkit.MEASURES, "frames"), settings)
@@ -44,31 +46,32 @@ def score(options: argparse.Namespace, ratings: rated.Ratings) -> toolkit.Rows:
         for mixture in toolkit.load_mixtures(options, mapss.grid.sample_rate, systems=True):
             bank = None
             controls = encoder == options.encoders[0]
-            for system, place, output in ratings.outputs(mixture, controls):
-                key = toolkit.shown(encoder), mixture.name, system, mixture.sources[place]
-                if not rows.has(*key):
-                    bank = bank or mapss.prepare(
-                        mixture.references[None], measures=options.measures
-                    )
-                    found = toolkit.target_scores(mapss, bank, output, place, options.sample_frames)
-                    rows.add(*key, **found)
+            for system, source_index, output in ratings.outputs(mixture, controls):
+                key = toolkit.shown(encoder), mixture.name, system, mixture.sources[source_index]
+                if rows.has(*key):
+                    continue
+                bank = bank or mapss.prepare(mixture.references[None], measures=options.measures)
+                scores = toolkit.target_scores(
+                    mapss, bank, output, source_index, options.sample_frames
+                )
+                rows.add(*key, **scores)
     return rows
 
 
 def vary(options: argparse.Namespace, ratings: rated.Ratings, encoder: str) -> toolkit.Rows:
-    """Every rated output by the variants of clearance and fidelity on one encoder."""
+    """Every rated output with the variants of clearance and fidelity on one encoder."""
     settings = {"seconds": options.seconds, "frames": options.sample_frames}
     settings["manifest"] = str(options.manifest)
     rows = toolkit.Rows(options.out, KEYS, variants.COLUMNS, settings, "variants")
     mapss = variants.scorer(encoder, options.device)
     for mixture in toolkit.load_mixtures(options, mapss.grid.sample_rate, systems=True):
         reference = None
-        for system, place, output in ratings.outputs(mixture):
-            key = toolkit.shown(encoder), mixture.name, system, mixture.sources[place]
+        for system, source_index, output in ratings.outputs(mixture):
+            key = toolkit.shown(encoder), mixture.name, system, mixture.sources[source_index]
             if not rows.has(*key):
                 reference = reference or variants.prepared(mapss, mixture.references)
-                found = variants.variants(reference, output, place, options.sample_frames)
-                rows.add(*key, **found)
+                scores = variants.variants(reference, output, source_index, options.sample_frames)
+                rows.add(*key, **scores)
     return rows
 
 
@@ -78,30 +81,31 @@ def vary(options: argparse.Namespace, ratings: rated.Ratings, encoder: str) -> t
 
 
 class Column(NamedTuple):
-    """One measure by one encoder: where its numbers are."""
+    """Where the numbers of one measure with one encoder are."""
 
     label: str
-    encoder: str  # "" of a measure that has none
+    encoder: str  # "" for a measure that reads no encoder
     rows: Sequence[rated.Row]
-    name: str  # column of the rows
+    name: str  # of the measure; its column in the rows
 
     @property
     def key(self) -> str:
-        """Column of a table of all measures."""
+        """Its column in the table of `all_measures`."""
         return f"{self.name} {self.encoder}".strip()
 
 
 def columns(rows: toolkit.Rows, rival_rows: toolkit.Rows | None) -> list[Column]:
     """All measures of all encoders, then the rivals."""
-    encoded = [
-        Column(toolkit.LABELS[name], encoder, rows.where(encoder=encoder), name)
-        for encoder in rows.distinct("encoder")
-        for name in toolkit.MEASURES
-    ]
-    if rival_rows is None:
-        return encoded
-    names = [name for name in rival_rows.columns if name in rivals.RIVALS]
-    return encoded + [Column(rivals.RIVALS[n].label, "", rival_rows.where(), n) for n in names]
+    made = []
+    for encoder in rows.distinct("encoder"):
+        of_encoder = rows.where(encoder=encoder)
+        made += [
+            Column(toolkit.LABELS[name], encoder, of_encoder, name) for name in toolkit.MEASURES
+        ]
+    if rival_rows is not None:
+        names = [name for name in rival_rows.columns if name in rivals.RIVALS]
+        made += [Column(rivals.RIVALS[name].label, "", rival_rows.where(), name) for name in names]
+    return made
 
 
 def all_measures(measures: Sequence[Column], question: str, ratings: rated.Ratings) -> pd.DataFrame:
@@ -116,16 +120,16 @@ def all_measures(measures: Sequence[Column], question: str, ratings: rated.Ratin
 
 
 def crossed(measures: Sequence[Column], table: pd.DataFrame) -> str:
-    """All measures against one question, the best SRCC first."""
+    """Correlations of all measures with one question, the best SRCC first."""
     lines = []
     for column in measures:
         srcc, pcc = (rated.correlation(table, column.key, method=m) for m in rated.METHODS)
         if srcc.tracks:
             cells = [column.label, column.encoder, str(srcc), str(pcc), str(srcc.tracks)]
             lines.append((-srcc.value, cells))
-    lines.sort(key=lambda pair: pair[0])
+    lines.sort(key=lambda line: line[0])
     header = ["measure", "encoder", *rated.METHODS.values(), "tracks"]
-    return toolkit.markdown(header, [line for _, line in lines])
+    return toolkit.markdown(header, [cells for _, cells in lines])
 
 
 def differences(measures: Sequence[Column], table: pd.DataFrame) -> str:
@@ -135,24 +139,23 @@ def differences(measures: Sequence[Column], table: pd.DataFrame) -> str:
     lines = []
     for name in AGAINST:
         if name in of_main and table[of_main[name].key].notna().any():
-            pairs = [(of_main[pair].key, of_main[name].key) for pair in PAIR]
-            cells = [str(rated.correlation(table, *keys)) for keys in pairs]
+            key = of_main[name].key
+            cells = [str(rated.correlation(table, of_main[n].key, key)) for n in PAIR]
             lines.append([of_main[name].label, *cells])
     return toolkit.markdown(["minus", *PAIR], lines)
 
 
 def variant_table(rows: toolkit.Rows, ratings: rated.Ratings, encoder: str) -> str:
-    """SRCC of clearance and fidelity with every question, and less the default's."""
-    inside = rows.where(encoder=encoder)
+    """SRCC of the variants with every question; in parentheses, minus that of the default."""
+    of_encoder = rows.where(encoder=encoder)
     tables = {
-        question: rated.stimuli(inside, variants.COLUMNS, question, ratings)
+        question: rated.stimuli(of_encoder, variants.COLUMNS, question, ratings)
         for question in ratings.questions
     }
-    cases = [(kind, table) for kind in PAIR for table in tables.values()]
     lines = []
     for name in variants.NAMES:
         line = [name]
-        for kind, table in cases:
+        for kind, table in itertools.product(PAIR, tables.values()):
             cell = str(rated.correlation(table, f"{name}: {kind}"))
             if name != variants.DEFAULT:
                 default = f"{variants.DEFAULT}: {kind}"
@@ -160,68 +163,68 @@ def variant_table(rows: toolkit.Rows, ratings: rated.Ratings, encoder: str) -> s
                 cell = f"{cell} ({change:+.2f})"
             line.append(cell)
         lines.append(line)
-    header = [f"{kind}/{question}" for kind in PAIR for question in ratings.questions]
+    header = [f"{kind}/{question}" for kind, question in itertools.product(PAIR, tables)]
     return toolkit.markdown([f"`{encoder}`", *header], lines)
 
 
 def control_means(rows: Sequence[rated.Row]) -> str:
-    """Mean scores of hidden reference and anchors, and of all systems."""
+    """Mean scores of the hidden reference, of each anchor, and of all systems."""
     groups: dict[str, list[rated.Row]] = {}
     for row in rows:
-        name = row["system"]
-        groups.setdefault(name if name.startswith(rated.CONTROL) else "systems", []).append(row)
+        is_control = row["system"].startswith(rated.CONTROL)
+        groups.setdefault(row["system"] if is_control else "systems", []).append(row)
     names = [n for n in toolkit.MEASURES if n not in ("ps_pesq", "log_pm_compressed")]
     lines = []
-    for group, inside in groups.items():
+    for group, group_rows in groups.items():
         cells = []
         for name in names:
-            values = [float(row[name] or "nan") for row in inside]
-            kept = [value for value in values if math.isfinite(value)]
-            cells.append(toolkit.number(sum(kept) / len(kept) if kept else math.nan))
-        lines.append([group.removeprefix(rated.CONTROL), str(len(inside)), *cells])
+            values = [float(row[name] or "nan") for row in group_rows]
+            cells.append(toolkit.number(toolkit.finite_mean(values)))
+        lines.append([group.removeprefix(rated.CONTROL), str(len(group_rows)), *cells])
     return toolkit.markdown(["", "outputs", *(toolkit.LABELS[n] for n in names)], lines)
 
 
 def _main(measures: Sequence[Column]) -> list[Column]:
-    """The measures of the first encoder that tracks and systems are looked at by."""
+    """The measures of the first encoder that the tables of tracks and systems show."""
     names = (*PAIR, "ps", "log_pm")
     return [c for c in measures if c.encoder == measures[0].encoder and c.name in names]
 
 
 def tracks(measures: Sequence[Column], table: pd.DataFrame) -> str:
-    """SRCC of each track, the worst of clearance first."""
+    """SRCC of each track, that with the lowest of clearance first."""
     shown = _main(measures)
-    values = [rated.by_unit(table, column.key) for column in shown]
-    lines = [
-        [unit, *(toolkit.number(value.get(unit, math.nan)) for value in values)]
-        for unit in sorted(values[0], key=lambda name: values[0][name])
-    ]
+    by_measure = [rated.by_unit(table, column.key) for column in shown]
+    by_clearance = by_measure[0]
+    lines = []
+    for unit in sorted(by_clearance, key=by_clearance.__getitem__):
+        cells = [toolkit.number(by_unit.get(unit, math.nan)) for by_unit in by_measure]
+        lines.append([unit, *cells])
     return toolkit.markdown(["track", *(column.label for column in shown)], lines)
 
 
 def systems(measures: Sequence[Column], table: pd.DataFrame) -> str:
     """By how many ranks each system is placed too high (+) or too low (-)."""
     shown = _main(measures)
-    offsets = [rated.misplaced(table, column.key) for column in shown]
+    by_measure = [rated.misplaced(table, column.key) for column in shown]
     lines = []
-    for system in sorted(offsets[0]):
-        cells = [
-            f"{sum(ranks[system]) / len(ranks[system]):+.1f}" if system in ranks else "–"
-            for ranks in offsets
-        ]
-        lines.append([system, str(len(offsets[0][system])), *cells])
+    for system, units in sorted(by_measure[0].items()):
+        cells = []
+        for by_system in by_measure:
+            offsets = by_system.get(system)
+            cells.append(f"{sum(offsets) / len(offsets):+.1f}" if offsets else "–")
+        lines.append([system, str(len(units)), *cells])
     return toolkit.markdown(["system", "tracks", *(column.label for column in shown)], lines)
 
 
 def saturation(rows: toolkit.Rows) -> str:
-    """How far PM has run into 0, and fidelity, by encoder."""
+    """By encoder, how many outputs have a PM or a fidelity that is practically 0."""
     lines = []
     for encoder in rows.distinct("encoder"):
         cells = [encoder]
-        for name, least in (("pm", 1e-6), ("fidelity", 0.01)):
+        for name, limit in (("pm", 1e-6), ("fidelity", 0.01)):
             values = rows.numbers(name, encoder=encoder)
             count = len(values) or math.nan
-            share = sum(value < least for value in values) / count
+            share = sum(value < limit for value in values) / count
             cells += [toolkit.number(sum(values) / count, 3), toolkit.number(100 * share, 0)]
         lines.append(cells)
     header = ["encoder", "mean PM", "% below 1e-6", "mean fidelity", "% below 0.01"]
@@ -229,7 +232,7 @@ def saturation(rows: toolkit.Rows) -> str:
 
 
 def layers_of(measures: Sequence[Column]) -> dict[str, int]:
-    """Encoders that are layers of one model."""
+    """``NAME@LAYER`` -> the layer, of the encoders that are named so."""
     return {c.encoder: int(c.encoder.rpartition("@")[2]) for c in measures if "@" in c.encoder}
 
 
@@ -242,8 +245,7 @@ def max_min(measures: Sequence[Column], tables: Mapping[str, pd.DataFrame]) -> s
         for table in tables.values():
             values = [
                 rated.correlation(table, key, method=method).value
-                for key in keys
-                for method in rated.METHODS
+                for key, method in itertools.product(keys, rated.METHODS)
             ]
             line.append(toolkit.number(min(values)))
         lines.append(line)
@@ -312,11 +314,21 @@ def page(
 
 def main(arguments: Sequence[str] | None = None) -> Mapping[str, toolkit.Rows | None]:
     parser = toolkit.parser(__doc__, ratings=True)
-    parser.add_argument("--unit", default="track", metavar="COLUMN", help="default: %(default)s")
-    parser.add_argument("--measures", nargs="+", choices=toolkit.ENCODED, default=toolkit.ENCODED)
+    rated.add_unit_option(parser)
+    parser.add_argument(
+        "--measures",
+        nargs="+",
+        choices=toolkit.ENCODED,
+        default=toolkit.ENCODED,
+        help="families of scores to compute (default: all)",
+    )
     rivals.add_option(parser)
-    parser.add_argument("--no-rivals", action="store_true")
-    parser.add_argument("--no-variants", action="store_true", help="of the first encoder")
+    parser.add_argument("--no-rivals", action="store_true", help="leave out the other measures")
+    parser.add_argument(
+        "--no-variants",
+        action="store_true",
+        help="leave out the variants, which are scored with the first encoder",
+    )
     options = parser.parse_args(arguments)
     ratings = rated.Ratings(options.ratings, options.unit)
     rows = score(options, ratings)

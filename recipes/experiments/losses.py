@@ -1,18 +1,20 @@
-"""Clearance and fidelity as a loss, under one encoder or another, for a small separator.
+"""Clearance and fidelity as a loss for a small separator, with different encoders.
 
     python recipes/experiments/losses.py --speech FOLDER --target carlo --out runs/losses \
         --encoders mel whisper-tiny.en@2 whisper-tiny.en@3 --seeds 0 1 2
 
 The separator, its mixtures and the held-out test are those of ``recipes/train_separator.py``
-(FOLDER as there). Every arm has -SI-SDR / 10 dB and, but for the first, the pair at 1:2 (clearance
-and twice fidelity) under one of the encoders. All begin alike and see equal mixtures. Measured on
-held-out mixtures: SI-SDR, SI-SIR, SI-SAR, STOI and PESQ, which no encoder can flatter, and
-clearance and fidelity under *every* encoder: a loss that only pleases its own encoder shows there.
+(FOLDER as there). The loss of every arm holds -SI-SDR / 10 dB and, but for the first arm, the pair
+at 1:2 (clearance and twice fidelity) with one of the encoders. All arms start from the same weights
+and see the same mixtures. On held-out mixtures these are measured: SI-SDR, SI-SIR, SI-SAR, STOI and
+PESQ, which read no encoder, and clearance and fidelity with *every* encoder, which shows whether a
+loss has improved the scores with its own encoder alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -37,7 +39,7 @@ LEVELS = (-6.0, 0.0)  # of the second talker, dB
 
 
 def column(name: str, encoder: str) -> str:
-    """Of a score under an encoder."""
+    """Column of a score with an encoder."""
     return f"{name} {toolkit.shown(encoder)}"
 
 
@@ -85,7 +87,7 @@ def pair_scorer(encoder: str) -> MAPSS:
 def train(
     encoder: str | None, seed: int, voices: Voices, options: argparse.Namespace
 ) -> training.Separator:
-    """A separator, trained with the pair under an encoder; None: by SI-SDR alone."""
+    """A separator, trained with the pair with an encoder; None: with SI-SDR alone."""
     torch.manual_seed(seed)
     model = training.Separator()
     optimizer = torch.optim.Adam(model.parameters(), options.rate)
@@ -121,17 +123,17 @@ def run(options: argparse.Namespace) -> toolkit.Rows:
     columns = [column(name, encoder) for encoder in options.encoders for name in PAIR]
     settings = toolkit.settings_of(options, "seeds", "speech")
     rows = toolkit.Rows(options.out, ("arm", "seed"), (*WAVEFORM_MEASURES, *columns), settings)
-    arms = [(encoder, seed) for seed in options.seeds for encoder in (None, *options.encoders)]
-    waiting = [
-        (e, seed) for e, seed in arms if not rows.has(toolkit.shown(e or SI_SDR_ALONE), seed)
-    ]
-    if not waiting:
+    missing = []
+    for seed, encoder in itertools.product(options.seeds, (None, *options.encoders)):
+        if not rows.has(toolkit.shown(encoder or SI_SDR_ALONE), seed):
+            missing.append((encoder, seed))
+    if not missing:
         return rows
     training_voices, test_voices = split(load_voices(str(options.speech)))
     held_out = HeldOut(test_voices, options)
     if not rows.has("mixture", 0):
         rows.add("mixture", 0, **held_out.results(lambda mix: mix.unsqueeze(1).expand(-1, 2, -1)))
-    for encoder, seed in waiting:
+    for encoder, seed in missing:
         model = train(encoder, seed, training_voices, options)
         rows.add(toolkit.shown(encoder or SI_SDR_ALONE), seed, **held_out.results(model))
     return rows
@@ -172,16 +174,16 @@ def main(arguments: Sequence[str] | None = None) -> toolkit.Rows:
     add = parser.add_argument
     add("--speech", type=Path, required=True, help="folder of speech files, see train_separator.py")
     add("--target", required=True, help="the talker to separate from the others")
-    add("--encoders", nargs="+", default=["mel"], metavar="NAME[@LAYER]")
-    add("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    add("--steps", type=int, default=200)
+    add("--encoders", nargs="+", default=["mel"], metavar="NAME[@LAYER]", help="of the pair")
+    add("--seeds", nargs="+", type=int, default=[0, 1, 2], help="one run of each arm for each")
+    add("--steps", type=int, default=200, help="of training")
     add("--batch", type=int, default=4, help="mixtures a step")
-    add("--seconds", type=float, default=1.0, help="of a training mixture")
+    add("--seconds", type=float, default=1.0, help="length of a training mixture")
     add("--rate", type=float, default=2e-3, help="learning rate")
     add("--frames", type=int, default=40, help="random frames a step that are scored")
-    add("--pool", type=int, default=24, help="pairs kept prepared, whose sources are mixed anew")
-    add("--test-mixtures", type=int, default=24)
-    add("--test-seconds", type=float, default=2.5)
+    add("--pool", type=int, default=24, help="prepared pairs of segments to mix from")
+    add("--test-mixtures", type=int, default=24, help="held out")
+    add("--test-seconds", type=float, default=2.5, help="length of each")
     parser.set_defaults(device="cpu", refresh=0)
     options = parser.parse_args(arguments)
     rows = run(options)

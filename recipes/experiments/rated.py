@@ -1,15 +1,16 @@
-"""Scores held against listeners: correlations by track, with intervals over tracks.
+"""Correlations of scores with listeners' ratings, by track, with intervals over tracks.
 
-Ratings are the CSV of ``torch-mapss correlate``: ``track, system, question, mean_rating``, and
-``source`` where there are several. ``track`` is the manifest's mixture_id; where outputs of several
-mixtures were rated against each other (one condition a mixture), a further column names what they
-have in common. Systems called ``control:NAME`` are hidden references and anchors.
+Ratings are the CSV file of ``torch-mapss correlate``: ``track, system, question, mean_rating``, and
+``source`` where a track has several. ``track`` is the manifest's mixture_id; where outputs of
+several mixtures were rated against each other (one condition a mixture), a further column names
+what they have in common. Systems called ``control:NAME`` are hidden references and anchors.
 
 Correlations and intervals are those of :mod:`torch_mapss.evaluation.correlation_stats`.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -36,12 +37,22 @@ class Estimate(NamedTuple):
     value: float
     low: float  # of the 95 % interval over tracks (BCa bootstrap)
     high: float
-    tracks: int  # units that count: tracks and sources
+    tracks: int  # number of units: a source of a track is one
 
     def __str__(self) -> str:
         if not (math.isfinite(self.low) and math.isfinite(self.high)):
             return toolkit.number(self.value)
         return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def add_unit_option(parser: argparse.ArgumentParser) -> None:
+    """The column over whose outputs correlations are taken."""
+    parser.add_argument(
+        "--unit",
+        default="track",
+        metavar="COLUMN",
+        help="of the ratings: outputs with one value of it are compared (default: %(default)s)",
+    )
 
 
 UNDEFINED = Estimate(math.nan, math.nan, math.nan, 0)
@@ -51,8 +62,8 @@ class Ratings:
     """Mean ratings of outputs.
 
     Args:
-        path: of the CSV file.
-        unit: column over whose outputs correlations are taken.
+        path: CSV file of ratings.
+        unit: column of the file; outputs with one value of it are compared with each other.
 
     Raises:
         SystemExit: the file lacks a column.
@@ -60,9 +71,9 @@ class Ratings:
 
     def __init__(self, path: Path, unit: str = "track") -> None:
         table = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")
-        lacking = {"track", "system", "question", "mean_rating", unit} - set(table)
-        if lacking:
-            raise SystemExit(f"{path} lacks the columns {', '.join(sorted(lacking))}.")
+        missing = {"track", "system", "question", "mean_rating", unit} - set(table)
+        if missing:
+            raise SystemExit(f"{path} lacks the columns {', '.join(sorted(missing))}.")
         self.questions = tuple(table["question"].unique())
         self._units = dict(zip(table["track"], table[unit]))
         self._by_output: dict[tuple[str, str, str], dict[str, float]] = {}
@@ -71,11 +82,11 @@ class Ratings:
             self._by_output.setdefault(key, {})[row["question"]] = float(row["mean_rating"])
 
     def unit(self, track: str) -> str:
-        """What a track is compared within."""
+        """The value of the unit's column for a track."""
         return self._units.get(track, track)
 
     def of(self, track: str, system: str, source: str) -> dict[str, float]:
-        """By question; of a track with ratings of one source, whatever its name is."""
+        """Question -> mean rating; where a track has one rated source, its name may differ."""
         output = track, system.removeprefix(CONTROL)
         if (*output, source) in self._by_output:
             return self._by_output[(*output, source)]
@@ -85,7 +96,7 @@ class Ratings:
     def outputs(
         self, mixture: toolkit.Mixture, controls: bool = False
     ) -> Iterator[tuple[str, int, Tensor]]:
-        """System, source and wave of every output that was rated."""
+        """System, source index and waveform (T,) of every output that was rated."""
         for system, source_index, output in mixture.outputs(controls):
             if self.of(mixture.name, system, mixture.sources[source_index]):
                 yield system, source_index, output
@@ -104,8 +115,8 @@ def stimuli(
     Args:
         rows: with ``mixture``, ``system``, ``source`` and the measures; controls are left out.
         measures: columns of scores.
-        question: of the ratings.
-        ratings: of the outputs.
+        question: which question of the ratings.
+        ratings: mean ratings of the outputs.
 
     Returns:
         Indexed by mixture, system and source: ``unit_name`` and its number ``unit``, ``cluster``,
@@ -132,14 +143,15 @@ def stimuli(
 def correlation(
     table: pd.DataFrame, *measures: str, method: str = "srcc", pooling: str = "per_track"
 ) -> Estimate:
-    """Correlation of a measure with the ratings; of two measures, by how much the first is better.
+    """Correlation of a measure with the ratings, or the difference of two such correlations.
 
     Args:
-        table: of `stimuli`.
-        measures: one column of scores, or two, which then count the same outputs.
+        table: from `stimuli`.
+        measures: one column of scores; or two, then the correlation of the first minus that of the
+            second, over the outputs that have both.
         method: a key of `METHODS`.
-        pooling: ``"per_track"`` averages over tracks and sources, ``"pooled"`` takes all outputs
-            as one.
+        pooling: ``"per_track"`` averages the correlations within tracks and sources, ``"pooled"``
+            is one correlation over all outputs.
     """
     if table[[*measures]].isna().any(axis=1).all():
         return UNDEFINED
@@ -155,7 +167,7 @@ def correlation(
 
 
 def by_unit(table: pd.DataFrame, measure: str, method: str = "srcc") -> dict[str, float]:
-    """Correlation over the systems of every track and source, where it is defined."""
+    """Unit -> correlation over its systems, where it is defined; a unit is a source of a track."""
     usable, _ = correlation_stats.usable_stimuli(table, [measure], "per_track")
     return {
         str(name): SampledCorrelation(group, measure, method).value
@@ -170,28 +182,28 @@ def by_condition(
     ratings: Ratings,
     *,
     question: str,
-    **wanted: Any,
+    **values: Any,
 ) -> dict[str, list[Estimate]]:
-    """Each condition, a value of ``column`` -> SRCC of the measures with a question.
+    """Condition (a value of ``column``) -> SRCC of each measure with a question.
 
     Args:
-        rows: of all conditions.
-        column: that names the condition.
+        rows: scores under all conditions.
+        column: names the condition.
         measures: columns of scores.
-        ratings: of the outputs.
-        question: of the ratings.
-        wanted: values of other columns.
+        ratings: mean ratings of the outputs.
+        question: which question of the ratings.
+        values: of other columns; only rows that have them count.
     """
     estimates = {}
     for condition in rows.distinct(column):
-        inside = rows.where(**wanted, **{column: condition})
-        table = stimuli(inside, measures, question, ratings)
+        rows_of_condition = rows.where(**values, **{column: condition})
+        table = stimuli(rows_of_condition, measures, question, ratings)
         estimates[condition] = [correlation(table, name) for name in measures]
     return estimates
 
 
 def misplaced(table: pd.DataFrame, measure: str) -> dict[str, list[float]]:
-    """By how many ranks each system is placed higher than by the listeners, in each unit."""
+    """System -> by how many ranks it is placed higher than by the listeners, in each unit."""
     offsets: dict[str, list[float]] = {}
     for _, group in table.dropna(subset=measure).groupby("unit_name", sort=False):
         offset = stats.rankdata(group[measure]) - stats.rankdata(group["rating"])

@@ -1,17 +1,18 @@
-"""What other measures say of the same outputs: the rivals of [tab:correlations].
+"""Other measures of the same outputs: the rivals of [tab:correlations].
 
     python recipes/experiments/rivals.py --manifest FOLDER/mapss.json --out runs/rivals
 
 Used by `listeners.py`.
 
-Every output of every system, against the references of its mixture; each measure at the rate it is
-made for. Nothing is written anew here: SI-SDR, SDR, STOI, ESTOI and PESQ are torchmetrics', SIR and
-SAR fast_bss_eval's, CI-SDR is ci_sdr's, DNSMOS speechmos' (which ships the weights), ViSQOL that of
-visqol-python. All but ViSQOL come with `pip install "torch_mapss[recipes]"`. MCD is written here:
-mel-cepstral distortion is plain signal processing, see `mcd`.
+Every output of every system is scored against the references of its mixture, by each measure at the
+sampling rate that it is made for. The measures are those of published packages: SI-SDR, SDR, STOI,
+ESTOI and PESQ of torchmetrics, SIR and SAR of fast_bss_eval, CI-SDR of ci_sdr, DNSMOS of speechmos
+(which ships the weights), ViSQOL of visqol-python. All but ViSQOL come with
+`pip install "torch_mapss[recipes]"`. Only MCD is written here, see `mcd`.
 
-What fails on an item is told, left empty there and counted. What the paper has and what cannot be
-run without fetching weights or unkept code is listed by `--list`.
+Where a measure fails on an output, the error is printed and its cell stays empty; the last lines
+count the outputs of every measure. `--list` shows which measures run, and why others of the paper
+do not: they need a download of weights, or code that is no longer maintained.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ MISSING = {
     "UTMOS": "weights are fetched from a hub; the PyPI packages carry none",
     "NISQA": "torchmetrics fetches its weights; the PyPI package carries none and pins torch 2.2",
     "SCOREQ": "weights are fetched at first use",
-    "NORESQA": "weights are fetched; no kept package",
-    "VQScore": "weights are fetched; no kept package",
+    "NORESQA": "weights are fetched; no maintained package",
+    "VQScore": "weights are fetched; no maintained package",
 }
 
 
@@ -55,7 +56,7 @@ def si_sdr(estimate: Tensor, references: Tensor, rate: int) -> float:
 
 
 def sdr(estimate: Tensor, references: Tensor, rate: int) -> float:
-    """BSS Eval's, a filter of 512 taps allowed."""
+    """BSS Eval's: a filter of 512 taps is allowed."""
     from torchmetrics.audio import SignalDistortionRatio
 
     return _limited(SignalDistortionRatio()(estimate.double(), references[0].double()))
@@ -70,23 +71,23 @@ def sar(estimate: Tensor, references: Tensor, rate: int) -> float:
 
 
 def _bss_eval(estimate: Tensor, references: Tensor) -> tuple[Tensor, ...]:
-    """SDR, SIR, SAR of one estimate; it takes as many estimates as references."""
+    """SDR, SIR, SAR of one estimate, which is repeated: BSS Eval takes one for each reference."""
     import fast_bss_eval
 
     estimates = estimate.double().expand(len(references), -1)
-    found = fast_bss_eval.bss_eval_sources(
+    ratios = fast_bss_eval.bss_eval_sources(
         references.double(), estimates, compute_permutation=False
     )
-    return tuple(values[0] for values in found)
+    return tuple(of_estimates[0] for of_estimates in ratios)
 
 
 def ci_sdr(estimate: Tensor, references: Tensor, rate: int) -> float:
     import ci_sdr as package
 
-    found = package.pt.ci_sdr(
+    ratio = package.pt.ci_sdr(
         references[:1].double(), estimate[None].double(), compute_permutation=False
     )
-    return _limited(found)
+    return _limited(ratio)
 
 
 def stoi(estimate: Tensor, references: Tensor, rate: int) -> float:
@@ -113,12 +114,12 @@ def dnsmos(estimate: Tensor, references: Tensor, rate: int) -> float:
     """DNSMOS-OVRL, of the estimate alone."""
     from speechmos import dnsmos as package
 
-    wave = (estimate / estimate.abs().max().clamp(min=1.0)).numpy()  # it refuses samples beyond 1
+    wave = (estimate / estimate.abs().max().clamp(min=1.0)).numpy()  # samples beyond 1 are refused
     return float(package.run(wave, rate)["ovrl_mos"])
 
 
 def mcd(estimate: Tensor, references: Tensor, rate: int) -> float:
-    """Mel-cepstral distortion in dB, frame by frame without warping; lower is better, so negated.
+    """Mel-cepstral distortion in dB, negated, as lower is better; frame by frame, without warping.
 
     13 cepstra (without the 0th) of 80 mel bands in 25 ms frames; 10/ln 10 sqrt(2 sum d^2).
     """
@@ -134,8 +135,8 @@ def mcd(estimate: Tensor, references: Tensor, rate: int) -> float:
 
 def visqol(estimate: Tensor, references: Tensor, rate: int) -> float:
     """In audio mode, at 48 kHz."""
-    found = _visqol().measure_from_arrays(references[0].numpy(), estimate.numpy(), rate)
-    return float(found.moslqo)
+    result = _visqol().measure_from_arrays(references[0].numpy(), estimate.numpy(), rate)
+    return float(result.moslqo)
 
 
 @functools.cache
@@ -158,8 +159,8 @@ class Rival(NamedTuple):
 
     label: str
     score: Callable[[Tensor, Tensor, int], float]
-    package: str  # it comes from
-    rate: int | None = None  # Hz it is made for; None: any
+    package: str  # that is imported for it
+    rate: int | None = None  # Hz that it is made for; None: any
 
 
 RIVALS = {
@@ -202,7 +203,7 @@ def quietly(score: Callable[..., float], *arguments: Any) -> float:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return score(*arguments)
-    except Exception as error:  # each package raises what it likes
+    except Exception as error:  # every package has its own errors
         print(f"{score.__name__}: {type(error).__name__}: {error}", file=sys.stderr)
         return math.nan
 
@@ -216,9 +217,9 @@ def run(options: argparse.Namespace, rate: int = 16000) -> toolkit.Rows:
     """Score every output by the rivals, against all references of its mixture.
 
     Args:
-        options: ``manifest``, ``mixtures``, ``seconds``, ``out``, and ``rivals``: names of those
-            to run; None for all that are installed.
-        rate: Hz, of the energy ratios.
+        options: with ``manifest``, ``mixtures``, ``seconds``, ``out``, and ``rivals``, the names of
+            those to run, None for all that are installed.
+        rate: Hz, at which measures without a rate of their own are computed.
     """
     names = options.rivals or [*RIVALS]
     chosen = {name: rival for name, rival in available().items() if name in names}
@@ -226,39 +227,42 @@ def run(options: argparse.Namespace, rate: int = 16000) -> toolkit.Rows:
     settings["rivals"] = names
     rows = toolkit.Rows(options.out, ("mixture", "system", "source"), RIVALS, settings, "rivals")
     for mixture in toolkit.load_mixtures(options, rate, systems=True):
-        for system, place, output in mixture.outputs():
-            key = mixture.name, system, mixture.sources[place]
+        for system, source_index, output in mixture.outputs():
+            key = mixture.name, system, mixture.sources[source_index]
             if not rows.has(*key):
-                rows.add(*key, **scored(chosen, output, mixture.references, place, rate))
+                rows.add(*key, **scored(chosen, output, mixture.references, source_index, rate))
     return rows
 
 
 def scored(
-    rivals: dict[str, Rival], output: Tensor, references: Tensor, place: int, rate: int
+    rivals: dict[str, Rival], output: Tensor, references: Tensor, source_index: int, rate: int
 ) -> dict[str, float]:
-    """All rivals of one output (T,); references (S, T), of which ``place`` is its own."""
-    order = [place, *(k for k in range(len(references)) if k != place)]
+    """Scores by all rivals of one output (T,) of a source; references are (S, T)."""
+    interferers = [index for index in range(len(references)) if index != source_index]
+    target_first = references[[source_index, *interferers]]
     length = min(len(output), references.shape[-1])
-    signals = torch.cat([output[None, :length], references[order][:, :length]])
-    found = {}
+    signals = torch.cat([output[None, :length], target_first[:, :length]])
+    scores = {}
     for name, rival in rivals.items():
-        own = rival.rate or rate
-        at = resample(signals, rate, own)
-        found[name] = quietly(rival.score, at[0], at[1:], own)
-    return found
+        rival_rate = rival.rate or rate
+        resampled = resample(signals, rate, rival_rate)
+        scores[name] = quietly(rival.score, resampled[0], resampled[1:], rival_rate)
+    return scores
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
-    """Which rivals are run."""
-    text = "default: all that are installed"
+    """The option that chooses rivals."""
+    text = "other measures to run (default: all that are installed)"
     parser.add_argument("--rivals", nargs="+", choices=RIVALS, metavar="NAME", help=text)
 
 
 def main(arguments: Sequence[str] | None = None) -> toolkit.Rows | None:
     parser = toolkit.parser(__doc__, scoring=False)
     add_option(parser)
-    parser.add_argument("--rate", type=int, default=16000, help="Hz, of energy ratios")
-    parser.add_argument("--list", action="store_true", help="say what is run and what is not")
+    parser.add_argument(
+        "--rate", type=int, default=16000, help="Hz, of energy ratios (default: 16000)"
+    )
+    parser.add_argument("--list", action="store_true", help="show what is run and what is not")
     options = parser.parse_args(arguments)
     if options.list:
         lines = [[rival.label, rival.package, "run"] for rival in available().values()]

@@ -13,9 +13,9 @@ outputs, as the example manifests of the released package name them. From these 
    by the waveform [tab:correlations_ssl_vs_wavform] (or `--encoders`), and by the rivals;
 3. the table in the paper's layout. `errors.py` makes [tab:ci_merged_like_main] of any scenario.
 
-What lies otherwise is described by a JSON file (`--layout`), see `LAYOUT` and `layouts/`. Ratings
-are a CSV file with campaign, mixture, source, system and mean_rating (`--columns` names others), or
-with one column ``file`` (a path as in the layout) in place of the first four.
+A download with other folders is described by a JSON file (`--layout`), see `LAYOUT` and `layouts/`.
+Ratings are a CSV file with campaign, mixture, source, system and mean_rating, or with one column
+``file`` (a path as in the layout) in place of the first four; `--columns` maps other names.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LAYOUT: dict[str, Any] = {
     },
 }
 MULTILINGUAL = {"Multilingual": {"mixtures": "(fe)?male_.*", "sources": ["1", "2", "3", "4"]}}
-# Encoder and layer of each scenario; another scenario takes the first.
+# The paper's encoder and layer of each scenario; any other scenario takes the first.
 PAPER = {
     "English": "wav2vec2-large@2",
     "Spanish": "wav2vec2-xlsr@2",
@@ -73,32 +73,35 @@ class File(NamedTuple):
 
 
 def pattern(template: str, systems: str) -> re.Pattern[str]:
-    """The paths that a template of the layout means; each field a group."""
-    parts = re.split(r"\{(\w+)\}", template)
-    text = ""
-    for place, part in enumerate(parts):
-        if place % 2 == 0:
-            text += re.escape(part)
-            continue
-        inner = systems if part == "system" else "[^/]+" if part == "campaign" else "[^/]+?"
-        inner = r"[^/_]+" if part == "source" else inner
-        text += rf"(?P={part})" if f"(?P<{part}>" in text else rf"(?P<{part}>{inner})"
-    return re.compile(text)
+    """The paths that match a template of the layout, with a named group for each field."""
+    values = {"system": systems, "campaign": "[^/]+", "source": "[^/_]+"}
+    seen = set()
+    expression = ""
+    # Splitting at a group returns literal text and the names of fields in turn.
+    for index, piece in enumerate(re.split(r"\{(\w+)\}", template)):
+        if index % 2 == 0:
+            expression += re.escape(piece)
+        elif piece in seen:
+            expression += rf"(?P={piece})"
+        else:
+            expression += rf"(?P<{piece}>{values.get(piece, '[^/]+?')})"
+            seen.add(piece)
+    return re.compile(expression)
 
 
 def files_of(root: Path, layout: Mapping[str, Any]) -> list[File]:
-    """Every signal below ``root`` that the layout knows."""
+    """Every signal below ``root`` that matches a template of the layout."""
     reference = pattern(layout["reference"], layout["systems"])
     output = pattern(layout["output"], layout["systems"])
-    found = []
+    files = []
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
-        for kind, wanted in (("reference", reference), ("output", output)):
-            match = wanted.fullmatch(name)
+        for kind, expression in (("reference", reference), ("output", output)):
+            match = expression.fullmatch(name)
             if match is not None and path.is_file():
-                found.append(_file(name, match.groupdict(), kind, layout))
+                files.append(_file(name, match.groupdict(), kind, layout))
                 break
-    return found
+    return files
 
 
 def _file(name: str, fields: dict[str, str], kind: str, layout: Mapping[str, Any]) -> File:
@@ -109,21 +112,21 @@ def _file(name: str, fields: dict[str, str], kind: str, layout: Mapping[str, Any
 
 
 def manifest(
-    found: Sequence[File], scenario: str, rule: Mapping[str, Any], root: Path
+    files: Sequence[File], scenario: str, rule: Mapping[str, Any], root: Path
 ) -> list[dict[str, Any]]:
     """The entries of one scenario: mixtures that have all their references."""
-    groups: dict[tuple[str, str], list[File]] = {}
-    for file in found:
+    files_by_mixture: dict[tuple[str, str], list[File]] = {}
+    for file in files:
         if re.fullmatch(rule["mixtures"], file.mixture):
-            groups.setdefault((file.campaign, file.mixture), []).append(file)
+            files_by_mixture.setdefault((file.campaign, file.mixture), []).append(file)
     entries = []
-    for (campaign, mixture), files in groups.items():
-        references = {f.source: f.path for f in files if f.system is None}
+    for (campaign, mixture), of_mixture in files_by_mixture.items():
+        references = {file.source: file.path for file in of_mixture if file.system is None}
         sources = rule.get("sources") or sorted(references)
         if len(sources) < 2 or not set(sources) <= set(references):
             continue
         systems: dict[str, list[str | None]] = {}
-        for file in files:
+        for file in of_mixture:
             if file.system is not None and file.source in sources:
                 outputs = systems.setdefault(f"{file.system}_{campaign}", [None] * len(sources))
                 outputs[sources.index(file.source)] = str(root.resolve() / file.path)
@@ -140,25 +143,30 @@ def manifest(
 
 
 def manifests(options: argparse.Namespace) -> dict[str, Path]:
-    """Scenario -> its manifest, written to the results."""
+    """Scenario -> its manifest, written into the folder of results.
+
+    Raises:
+        SystemExit: no mixture matches the layout.
+    """
     layout = layout_of(options)
-    found = files_of(options.root, layout)
+    files = files_of(options.root, layout)
     written = {}
     for scenario, rule in layout["scenarios"].items():
-        entries = manifest(found, scenario, rule, options.root)
+        entries = manifest(files, scenario, rule, options.root)
         if entries:
             path = options.out / f"{_slug(scenario)}.json"
             toolkit.write_page(path, json.dumps(entries, indent=1, ensure_ascii=False))
             written[scenario] = path
     if not written:
         raise SystemExit(
-            f"{options.root} holds no mixture of this layout: {len(found)} files fit its "
+            f"{options.root} holds no mixture of this layout: {len(files)} files match its "
             "templates. Pass your own with --layout."
         )
     return written
 
 
 def layout_of(options: argparse.Namespace) -> dict[str, Any]:
+    """`LAYOUT`, changed by the file and the options of the command line."""
     layout = LAYOUT
     if options.layout is not None:
         layout = {**LAYOUT, **json.loads(options.layout.read_text(encoding="utf-8"))}
@@ -177,15 +185,15 @@ def _slug(text: str) -> str:
 
 
 def ratings(options: argparse.Namespace, scenario: str, manifest_path: Path) -> Path | None:
-    """A scenario's ratings in the columns of ``torch-mapss correlate``; None without any."""
+    """A file of a scenario's ratings, as ``torch-mapss correlate`` reads them; None without any."""
     columns = {name: name for name in (*FIELDS, "mean_rating", "question", "role", "file")}
     columns |= dict(text.split("=", 1) for text in options.columns)
     entries = json.loads(manifest_path.read_text(encoding="utf-8"))
     sources = {entry["mixture_id"]: entry["sources"] for entry in entries}
     with open(options.ratings, encoding="utf-8-sig", newline="") as file:
-        given = list(csv.DictReader(file))
+        rated_rows = list(csv.DictReader(file))
     rows = []
-    for row in given:
+    for row in rated_rows:
         fields = _fields(row, columns, layout_of(options))
         if fields is None:
             continue
@@ -212,13 +220,13 @@ def ratings(options: argparse.Namespace, scenario: str, manifest_path: Path) -> 
 def _fields(
     row: Mapping[str, str], columns: Mapping[str, str], layout: Mapping[str, Any]
 ) -> dict[str, str] | None:
-    """Campaign, mixture, source and system of a row; None where its file is no output."""
+    """Campaign, mixture, source and system of a row; None where it does not name an output."""
     if columns["file"] in row:
         match = pattern(layout["output"], layout["systems"]).fullmatch(row[columns["file"]])
         return None if match is None else match.groupdict()
     fallback = {"campaign": layout.get("campaign", "all"), "mixture": layout.get("mixture", "")}
-    found = {name: row.get(columns[name], fallback.get(name)) for name in FIELDS}
-    return None if any(value is None for value in found.values()) else found
+    fields = {name: row.get(columns[name], fallback.get(name)) for name in FIELDS}
+    return None if None in fields.values() else fields
 
 
 # ------------------------------------------------------------------------------------------------
@@ -227,7 +235,7 @@ def _fields(
 
 
 def scored(options: argparse.Namespace, scenario: str, manifest_path: Path, table: Path) -> Any:
-    """One scenario by `listeners`, with the paper's encoder beside the waveform."""
+    """One scenario by `listeners.main`, with the paper's encoder and the waveform."""
     encoders = options.encoders or [PAPER.get(scenario, PAPER["English"]), "waveform"]
     out = options.out / _slug(scenario)
     words = ["--manifest", manifest_path, "--ratings", table, "--out", out, "--encoders", *encoders]
@@ -242,7 +250,7 @@ def scored(options: argparse.Namespace, scenario: str, manifest_path: Path, tabl
 def main_table(
     rows_by_scenario: Mapping[str, Any], tables: Mapping[str, Path]
 ) -> tuple[list[str], list[list[str]]]:
-    """SRCC and PCC of every scenario, a line for each measure of each encoder and each rival."""
+    """Header and lines: SRCC and PCC (%) in every scenario, by measure and kind of features."""
     cells: dict[tuple[str, str], dict[str, list[str]]] = {}
     for scenario, rows in rows_by_scenario.items():
         ratings_of_scenario = rated.Ratings(tables[scenario])
@@ -255,7 +263,8 @@ def main_table(
             line = cells.setdefault((column.label, kind), {})
             line[scenario] = [toolkit.number(100 * value) for value in values]
     methods = rated.METHODS.values()
-    header = ["Measure", "features", *(f"{s}: {m}" for s in rows_by_scenario for m in methods)]
+    header = ["Measure", "features"]
+    header += [f"{s}: {method}" for s, method in itertools.product(rows_by_scenario, methods)]
     lines = []
     for name, line in cells.items():
         values_of_line = [line.get(scenario, ["–", "–"]) for scenario in rows_by_scenario]
@@ -263,33 +272,52 @@ def main_table(
     return header, lines
 
 
-def main(arguments: Sequence[str] | None = None) -> tuple[list[str], list[list[str]]] | None:
+def main(arguments: Sequence[str] | None = None) -> tuple[list[str], list[list[str]]]:
     parser = toolkit.parser(__doc__, manifest=False)
-    parser.add_argument("--root", type=Path, required=True, help="folder of the download")
-    parser.add_argument("--layout", type=Path, metavar="JSON", help="see `layouts/`")
+    parser.add_argument("--root", type=Path, required=True, help="folder of the SEBASS download")
+    parser.add_argument(
+        "--layout",
+        type=Path,
+        metavar="JSON",
+        help="where folders have other names, see `layouts/`",
+    )
     parser.add_argument("--ratings", type=Path, required=True, help="CSV file, see above")
-    parser.add_argument("--columns", nargs="+", default=[], metavar="NAME=NAME")
-    parser.add_argument("--seconds", type=float, help="only the first so many of each")
-    parser.add_argument("--multilingual", action="store_true")
-    parser.add_argument("--no-rivals", action="store_true")
+    parser.add_argument(
+        "--columns",
+        nargs="+",
+        default=[],
+        metavar="NAME=COLUMN",
+        help="columns of the ratings with other names, e.g. mean_rating=score",
+    )
+    parser.add_argument("--seconds", type=float, help="only the beginning of each mixture")
+    parser.add_argument(
+        "--multilingual", action="store_true", help="add a scenario with all four talkers"
+    )
+    parser.add_argument("--no-rivals", action="store_true", help="leave out the other measures")
     parser.set_defaults(encoders=None, convention="reference")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     written = manifests(options)
-    tables = {scenario: ratings(options, scenario, path) for scenario, path in written.items()}
-    tables = {scenario: table for scenario, table in tables.items() if table is not None}
+    tables = {}
+    for scenario, manifest_path in written.items():
+        path = ratings(options, scenario, manifest_path)
+        if path is not None:
+            tables[scenario] = path
     if not tables:
         raise SystemExit(
             f"{options.ratings} rates no output of {', '.join(written)}. It needs the columns "
             f"{', '.join(FIELDS)} and mean_rating, or file and mean_rating; name others with "
             "--columns."
         )
-    found = {s: scored(options, s, written[s], table) for s, table in tables.items()}
-    made = main_table(found, tables)
+    rows_by_scenario = {
+        scenario: scored(options, scenario, written[scenario], path)
+        for scenario, path in tables.items()
+    }
+    header, lines = main_table(rows_by_scenario, tables)
     about = f"Correlations with ratings (%), `{options.convention}` convention. {listeners.PAPER}."
     head = toolkit.page_head("SEBASS: Table 1 of the paper", __file__, arguments, about)
-    toolkit.finish(options, "table1", [*head, "", toolkit.markdown(*made)])
-    return made
+    toolkit.finish(options, "table1", [*head, "", toolkit.markdown(header, lines)])
+    return header, lines
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Stereo outputs and spatial errors, beside the multichannel ratios of BSS Eval.
+"""Scores of stereo outputs with spatial errors, and the multichannel ratios of BSS Eval.
 
     python recipes/experiments/stereo.py --out runs/stereo
 
 The two voices of `torch-mapss demo`, panned to the left and to the right, are the references. The
-estimates are these images with one fault each, scored as `channels: mean` (the mean of the
-channels is scored) and as `channels: each` (every channel is scored) do, and by BSS Eval v4 of
-museval, whose ISR is the ratio that hears spatial errors. Without museval (`pip install museval`)
-its columns are left out.
+estimates are these images with one fault each. They are scored with `--channels mean` (the mean of
+the channels is scored), with `--channels each` (every channel is scored), and by BSS Eval v4 of
+museval, whose ISR measures spatial errors. Without museval (`pip install museval`) its columns are
+left out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch_mapss.pipeline.mapss import MAPSS
 
 PAN = 0.6  # of the voices: 0 is the middle, 1 one channel alone
 LEAKAGE = 0.25  # -12 dB
-SHAKE = 0.45  # phases move by up to so many half turns
+SHAKE = 0.45  # largest random change of a phase, in half turns
 RATIOS = ("SDR", "ISR", "SIR", "SAR")
 RIGHT = 1  # index of the right channel
 SIDES = ("left", "right")
@@ -105,9 +105,9 @@ FAULTS: dict[str, Callable[[Tensor, int], Tensor]] = {
 
 
 def museval_metrics() -> ModuleType | None:
-    """The module of museval's ratios, or None.
+    """The module of museval's ratios; None without museval.
 
-    The package itself needs ffmpeg when it is imported; this module of it does not.
+    It is loaded by its path, because importing the package itself needs ffmpeg.
     """
     package = importlib.util.find_spec("museval")
     if package is None or package.origin is None:
@@ -138,14 +138,14 @@ def write_waves(folder: Path, waves: Tensor, rate: int) -> list[str]:
 
 
 def scored(mapss: MAPSS, references: list[str], estimates: list[str], channels: str) -> Report:
-    """The report of one fault; its warnings are what is asked about, so none is printed."""
+    """The report of one fault. It lists the warnings, so they are not printed as well."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return evaluate(references=references, estimates=estimates, mapss=mapss, channels=channels)
 
 
 def decibels(value: float) -> str:
-    """A ratio; what is limited by rounding alone has no digits to read."""
+    """A ratio in a table; above 100 dB the digits are rounding errors and are not shown."""
     return "> 100" if value > 100.0 else f"{value:.1f}"
 
 
@@ -167,9 +167,9 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
         row |= {f"{score}, mean": of_mean.means()[score] for score in SCORES}
         channels = scored(mapss, references, paths, "each").channels
         assert channels is not None
-        of_sides = channels.groupby("channel")[[*SCORES]].mean()
+        means_by_channel = channels.groupby("channel")[[*SCORES]].mean()
         for number, side in enumerate(SIDES, 1):
-            row |= {f"{score}, {side}": of_sides.loc[number, score] for score in SCORES}
+            row |= {f"{score}, {side}": means_by_channel.loc[number, score] for score in SCORES}
         kinds = dict.fromkeys(finding.kind for finding in of_mean.findings)
         row["warning"] = ", ".join(kinds)
         if metrics is not None:

@@ -1,21 +1,20 @@
-"""One source, changed more and more: which measure reacts to what? No separator takes part.
+"""Faults of growing strength in one source: which measure reacts to what? Uses no separator.
 
     python recipes/experiments/sweeps.py leakage phase --manifest FOLDER/manifest.json --out runs/x
 
-* ``leakage`` and ``phase`` [tab:alpha_lambda]: the target y1 with α times the other sources, and y1
-  with the phase of every STFT bin turned by a uniform angle within ±πλ. The paper does not name its
-  distortion; this one is in no bank and leaves the magnitudes (almost) as they are.
-* ``delay`` [fig:combined_misalignment]: y1 later by 0 to 100 ms, and the same with the lag undone
-  (``aligned``); beside PESQ, which aligns by itself.
-* ``loss`` [tab:pm_ps_vs_pesq_compact]: a share of the 20 ms packets lost, what is left coded
-  (``--codec``) and stretched back; beside PESQ.
+* ``leakage`` and ``phase`` [tab:alpha_lambda]: the target y1 plus α times the other sources, and y1
+  with the phase of every STFT bin rotated by a uniform random angle within ±πλ. The paper does not
+  name its distortion; this one is in no bank and almost keeps the magnitudes.
+* ``delay`` and ``aligned`` [fig:combined_misalignment]: y1 delayed by 0 to 100 ms, and the same
+  aligned again before it is scored; compared with PESQ, which aligns by itself.
+* ``loss`` [tab:pm_ps_vs_pesq_compact]: a share of the 20 ms packets lost, the remaining ones coded
+  (``--codec``) and stretched back to the full length; compared with PESQ.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -36,14 +35,14 @@ class Sweep(NamedTuple):
     """How a source is changed, and by how much."""
 
     maker: signals.Maker
-    unit: str
-    most: float
-    pesq: bool
-    paper: str  # what it prints, on other encoders
+    unit: str  # of the amount
+    largest_amount: float
+    pesq: bool  # whether PESQ is computed as well
+    paper: str  # the paper's numbers, which are of other encoders
 
 
 def aligned(references: Tensor, rate: int, amount: float) -> Tensor:
-    """Delayed, and the lag undone as `--align` does it."""
+    """The target delayed by ``amount`` ms and aligned again, as `--align` does it."""
     late = signals.delayed(references, rate, amount)
     return shift(late, int(estimate_lag(late, references[0], round(0.2 * rate)).samples))
 
@@ -75,23 +74,23 @@ def run(options: argparse.Namespace) -> toolkit.Rows:
             for name in options.sweeps:
                 sweep = SWEEPS[name]
                 for step in range(options.steps):
-                    amount = sweep.most * step / max(options.steps - 1, 1)
+                    amount = sweep.largest_amount * step / max(options.steps - 1, 1)
                     key = toolkit.shown(encoder), mixture.scenario, mixture.name, name, amount
                     if rows.has(*key):
                         continue
                     bank = bank or mapss.prepare(mixture.references[None], measures=toolkit.ENCODED)
-                    estimate = _made(name, options)(mixture.references, rate, amount)
-                    found = toolkit.target_scores(
+                    estimate = _maker(name, options)(mixture.references, rate, amount)
+                    scores = toolkit.target_scores(
                         mapss, bank, estimate, frames=options.sample_frames
                     )
                     if sweep.pesq:
                         target = mixture.references[0]
-                        found["pesq"] = rivals.quietly(rivals.pesq, estimate, target, rate)
-                    rows.add(*key, **found)
+                        scores["pesq"] = rivals.quietly(rivals.pesq, estimate, target, rate)
+                    rows.add(*key, **scores)
     return rows
 
 
-def _made(name: str, options: argparse.Namespace) -> signals.Maker:
+def _maker(name: str, options: argparse.Namespace) -> signals.Maker:
     maker = SWEEPS[name].maker
     return functools.partial(maker, codec=options.codec) if name == "loss" else maker
 
@@ -100,27 +99,33 @@ def table(rows: toolkit.Rows, name: str, encoder: str) -> str:
     """A line for every strength, means over mixtures; below, correlations with the strength."""
     sweep = SWEEPS[name]
     shown = (*SHOWN, "pesq") if sweep.pesq else SHOWN
-    here = {"sweep": name, "encoder": encoder}
-    amounts = sorted({float(row["amount"]) for row in rows.where(**here)})
-    lines = [
-        [f"{amount:.3g}", *(toolkit.number(rows.mean(m, **here, amount=amount)) for m in shown)]
-        for amount in amounts
-    ]
-    lines.append(["SRCC", *(toolkit.number(_follows(rows, m, **here)) for m in shown)])
+    lines = []
+    for amount in amounts_of(rows, name, encoder):
+        means = [rows.mean(m, sweep=name, encoder=encoder, amount=amount) for m in shown]
+        lines.append([f"{amount:.3g}", *map(toolkit.number, means)])
+    correlations = [_correlation_with_amount(rows, m, name, encoder) for m in shown]
+    lines.append(["SRCC", *map(toolkit.number, correlations)])
     labels = [toolkit.LABELS.get(m, m.upper()) for m in shown]
     return toolkit.markdown([sweep.unit, *labels], lines)
 
 
-def _follows(rows: toolkit.Rows, measure: str, **here: str) -> float:
-    """SRCC with the strength within a mixture, averaged over these."""
-    values = []
+def amounts_of(rows: toolkit.Rows, name: str, encoder: str) -> list[float]:
+    """The strengths of a sweep, from the weakest on."""
+    return sorted({float(row["amount"]) for row in rows.where(sweep=name, encoder=encoder)})
+
+
+def _correlation_with_amount(rows: toolkit.Rows, measure: str, name: str, encoder: str) -> float:
+    """SRCC with the strength within a mixture, averaged over the mixtures."""
+    correlations = []
     for mixture in rows.distinct("mixture"):
-        found = rows.where(mixture=mixture, **here)
-        pairs = [(float(r[measure]), float(r["amount"])) for r in found if r[measure]]
-        if len(pairs) > 2 and len({score for score, _ in pairs}) > 1:
-            values.append(float(stats.spearmanr(*zip(*pairs))[0]))
-    kept = [value for value in values if math.isfinite(value)]
-    return sum(kept) / len(kept) if kept else math.nan
+        scored = [
+            row for row in rows.where(mixture=mixture, sweep=name, encoder=encoder) if row[measure]
+        ]
+        scores = [float(row[measure]) for row in scored]
+        amounts = [float(row["amount"]) for row in scored]
+        if len(scores) > 2 and len(set(scores)) > 1:
+            correlations.append(float(stats.spearmanr(scores, amounts)[0]))
+    return toolkit.finite_mean(correlations)
 
 
 def draw(rows: toolkit.Rows, names: Sequence[str], encoder: str, path: Path) -> None:
@@ -128,10 +133,11 @@ def draw(rows: toolkit.Rows, names: Sequence[str], encoder: str, path: Path) -> 
     figure = toolkit.new_figure(3.2 * len(names), 3.0)
     grid = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
     for axis, name in zip(grid, names):
-        here = {"sweep": name, "encoder": encoder}
-        amounts = sorted({float(row["amount"]) for row in rows.where(**here)})
+        amounts = amounts_of(rows, name, encoder)
         for measure in ("clearance", "fidelity", "ps", "pm"):
-            values = [rows.mean(measure, **here, amount=amount) for amount in amounts]
+            values = [
+                rows.mean(measure, sweep=name, encoder=encoder, amount=amount) for amount in amounts
+            ]
             axis.plot(amounts, values, "o-", markersize=3, label=toolkit.LABELS[measure])
         axis.set(xlabel=SWEEPS[name].unit, ylim=(-0.02, 1.02), title=name)
         axis.grid(alpha=0.3)
@@ -141,9 +147,19 @@ def draw(rows: toolkit.Rows, names: Sequence[str], encoder: str, path: Path) -> 
 
 def main(arguments: Sequence[str] | None = None) -> toolkit.Rows:
     parser = toolkit.parser(__doc__)
-    parser.add_argument("sweeps", nargs="+", choices=SWEEPS)
-    parser.add_argument("--steps", type=int, default=10, help="strengths, from none")
-    parser.add_argument("--codec", choices=(*signals.CODECS, "none"), default="opus")
+    parser.add_argument("sweeps", nargs="+", choices=SWEEPS, help="what is changed, see above")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=10,
+        help="number of strengths, from none to the largest (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--codec",
+        choices=(*signals.CODECS, "none"),
+        default="opus",
+        help="of the sweep loss (default: %(default)s)",
+    )
     options = parser.parse_args(arguments)
     rows = run(options)
     about = f"{toolkit.subset(options, rows)} The first source of each is the target. Means over"

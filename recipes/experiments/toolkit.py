@@ -1,8 +1,8 @@
 """What the experiments share: mixtures of a manifest, scores, resumable rows, pages.
 
-Every script of this folder reads mixtures with `load_mixtures`, keeps each finished number in
-`Rows`, so that a run that was stopped goes on where it was, and writes its page with `page_head`,
-which states the command, the version, the data and the subset.
+Most scripts of this folder read mixtures with `load_mixtures`, store every result in `Rows`, so
+that a run that was stopped goes on from there, and write a page that begins with `page_head`: the
+command, the version, the data and the subset.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ LABELS = {
     "log_foreign_distance": "log B",
 }
 MEASURES = tuple(LABELS)
-LEVEL = 0.05  # RMS of the talkers of a made-up mixture
-ENCODED = ("decomposition", "separation", "match")  # measures that compare embeddings
-SEED = 0  # of the frames drawn, of noise and of random weights
+LEVEL = 0.05  # RMS of each talker in a mixture of single utterances
+ENCODED = ("decomposition", "separation", "match")  # families of scores that compare embeddings
+SEED = 0  # of random frames, noise and random weights
 
 
 # ------------------------------------------------------------------------------------------------
@@ -55,28 +55,53 @@ SEED = 0  # of the frames drawn, of noise and of random weights
 # ------------------------------------------------------------------------------------------------
 
 
-def parser(doc: str | None, *, manifest: bool = True, scoring: bool = True, ratings: bool = False):
-    """A parser with the options that the experiments share; its text is the module's."""
+def parser(
+    doc: str | None, *, manifest: bool = True, scoring: bool = True, ratings: bool = False
+) -> argparse.ArgumentParser:
+    """A parser with the options that the experiments share.
+
+    Args:
+        doc: docstring of the script, the description.
+        manifest: add the options that choose mixtures.
+        scoring: add the encoders and the options of scoring.
+        ratings: add the file of ratings.
+    """
     made = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("--out", type=Path, required=True, help="folder of the results")
-    made.add_argument("--page", type=Path, help="also write the page here")
+    made.add_argument("--page", type=Path, help="file to write the page to as well")
     if manifest:
-        made.add_argument("--manifest", type=Path, required=True, help="JSON, see load_mixtures")
+        made.add_argument("--manifest", type=Path, required=True, help="JSON file of mixtures")
         made.add_argument("--mixtures", type=int, metavar="N", help="only N of them, evenly spaced")
-        made.add_argument("--seconds", type=float, help="only the first so many of each")
+        made.add_argument("--seconds", type=float, help="only the beginning of each mixture")
     if scoring:
-        made.add_argument("--encoders", nargs="+", default=["mel"], metavar="NAME[@LAYER]")
-        made.add_argument("--convention", choices=("paper", "reference"), default="paper")
         made.add_argument(
-            "--sample-frames", type=int, metavar="N", help="of each clip; default all"
+            "--encoders",
+            nargs="+",
+            default=["mel"],
+            metavar="NAME[@LAYER]",
+            help="names, folders or hub ids (default: mel)",
         )
-        made.add_argument("--bank-size", type=int, metavar="N", help="distortions of PS and PM")
-        made.add_argument("--device")
+        made.add_argument(
+            "--convention",
+            choices=("paper", "reference"),
+            default="paper",
+            help="of PS and PM: as in the paper, or as in its released code (default: paper)",
+        )
+        made.add_argument(
+            "--sample-frames",
+            type=int,
+            metavar="N",
+            help="random frames of each clip (default: all)",
+        )
+        made.add_argument(
+            "--bank-size", type=int, metavar="N", help="distortions for PS and PM (default: all)"
+        )
+        made.add_argument("--device", help="of encoders and scores, e.g. cuda")
     if ratings:
         made.add_argument(
-            "--ratings", type=Path, required=True, help="CSV of torch-mapss correlate"
+            "--ratings", type=Path, required=True, help="CSV file, as for torch-mapss correlate"
         )
     return made
 
@@ -85,25 +110,32 @@ def scorer(
     options: argparse.Namespace,
     encoder: str,
     shared: Mapping[str, SharedPass] | None = None,
-    **more: Any,
+    **banks: DistortionBank,
 ) -> MAPSS:
-    """The MAPSS that the options ask for, all of whose measures read ``encoder``."""
+    """The MAPSS that the options ask for, all of whose scores read ``encoder``.
+
+    Args:
+        options: with ``device``, ``bank_size`` and ``convention``.
+        encoder: as for `load`.
+        shared: as for `load`.
+        banks: arguments of `MAPSS`, in place of banks of ``bank_size``.
+    """
     loaded = load(encoder, options.device, shared)
     if options.bank_size is not None:
         for kind in ("separation", "match"):
-            more.setdefault(f"{kind}_bank", DistortionBank(kind, size=options.bank_size))
+            banks.setdefault(f"{kind}_bank", DistortionBank(kind, size=options.bank_size))
     pair_encoder = pair_encoder_of(encoder, loaded)
-    return MAPSS(loaded, decomposition_encoder=pair_encoder, convention=options.convention, **more)
+    return MAPSS(loaded, decomposition_encoder=pair_encoder, convention=options.convention, **banks)
 
 
 def pair_encoder_of(encoder: str, loaded: Encoder) -> Encoder | str:
-    """What clearance and fidelity read: of ``mel`` the default, whose window is their own."""
+    """The encoder of clearance and fidelity; for ``mel`` their own default, with its window."""
     return encoder if encoder == "mel" else loaded
 
 
 def shown(encoder: str) -> str:
-    """An encoder in rows and tables: folders and hub ids by their last part."""
-    return "+".join(Path(part).name for part in encoder.split("+"))
+    """The name of an encoder in rows and tables: the last component of a folder or hub id."""
+    return "+".join(Path(name).name for name in encoder.split("+"))
 
 
 def model_and_layer(encoder: str) -> tuple[str, int | None]:
@@ -117,7 +149,7 @@ def load(
 ) -> Encoder:
     """An encoder by its name, a folder or hub id; ``NAME@LAYER`` names its layer.
 
-    Front ends made of others (`front_ends.py`): ``NAME@LAYER:KIND`` and ``NAME+NAME``.
+    Front ends made of encoders (`front_ends.py`) are ``NAME@LAYER:KIND`` and ``NAME+NAME``.
 
     Args:
         encoder: its name.
@@ -125,7 +157,7 @@ def load(
         shared: model -> the pass that its layers are read from (`hidden_states.py`).
 
     Raises:
-        SystemExit: its weights are not at hand.
+        SystemExit: its weights are not available.
     """
     import front_ends
 
@@ -152,9 +184,10 @@ def load(
 
 
 def settings_of(options: argparse.Namespace, *leave_out: str) -> dict[str, Any]:
-    """The options as plain values that a row depends on."""
+    """The options that a row depends on, as values that JSON can hold."""
     without = {"out", "page", "device", "encoders", "mixtures", *leave_out}
-    return {k: _plain(v) for k, v in sorted(vars(options).items()) if k not in without}
+    names = sorted(set(vars(options)) - without)
+    return {name: _plain(getattr(options, name)) for name in names}
 
 
 def _plain(value: Any) -> Any:
@@ -178,7 +211,7 @@ class Mixture(NamedTuple):
     systems: Mapping[str, tuple[Tensor | None, ...]]  # outputs (T,) of each; None: not estimated
 
     def outputs(self, controls: bool = False) -> Iterator[tuple[str, int, Tensor]]:
-        """System, source and wave (T,) of every output."""
+        """System, source index and waveform (T,) of every output."""
         for system, outputs in self.systems.items():
             if controls or not system.startswith("control:"):
                 for source_index, output in enumerate(outputs):
@@ -196,13 +229,14 @@ def load_mixtures(
             evaluate`` (a list; an entry may have ``scenario`` and ``sources``); or an object whose
             ``items`` are single utterances with ``path``, ``speaker`` and ``language``: each is
             then the target of a mixture with utterances of other speakers, all at one level, and
-            its language the scenario. ``seconds`` keeps the beginning, ``mixtures`` so many.
-        rate: in Hz, to which everything is resampled.
+            its language the scenario. ``seconds`` keeps only the beginning of each mixture, and
+            ``mixtures`` only so many mixtures, evenly spaced.
+        rate: Hz, to which all waveforms are resampled.
         systems: read the outputs as well.
         talkers: in each mixture of single utterances.
 
     Raises:
-        SystemExit: another layout.
+        SystemExit: the file has neither layout.
     """
     path = options.manifest
     content = json.loads(path.read_text(encoding="utf-8"))
@@ -211,18 +245,19 @@ def load_mixtures(
         content = list(_talking(items, talkers))
     if not isinstance(content, list) or not content:
         raise SystemExit(
-            f"{path} is no manifest: expected a JSON list of mixtures, or an object with items "
-            "that have path and speaker."
+            f"{path} is not a manifest: expected a JSON list of mixtures, or an object with items "
+            "that have a path and a speaker."
         )
     limit = options.mixtures or len(content)
     if limit < len(content):
-        content = [content[(2 * i + 1) * len(content) // (2 * limit)] for i in range(limit)]
+        indices = [(2 * i + 1) * len(content) // (2 * limit) for i in range(limit)]
+        content = [content[index] for index in indices]
     for entry in tqdm(content, "mixtures", mininterval=20.0, disable=len(content) < 3):
         yield _mixture(entry, path.parent, rate, options.seconds, systems)
 
 
 def _talking(items: list[dict[str, Any]], talkers: int) -> Iterator[dict[str, Any]]:
-    """Every utterance once as the target, those of other speakers taking turns beside it."""
+    """Entries of a manifest: each utterance once the target, mixed with those of other speakers."""
     for index, item in enumerate(items):
         utterances = [item]
         while len(utterances) < talkers:
@@ -230,7 +265,7 @@ def _talking(items: list[dict[str, Any]], talkers: int) -> Iterator[dict[str, An
             candidates = [item for item in items if item["speaker"] not in speakers]
             if not candidates:
                 raise SystemExit(f"mixtures need {talkers} speakers, there are {len(speakers)}.")
-            # 7: over the languages, not one after the other
+            # Steps of 7 spread the interferers over the languages, which follow one another.
             utterances.append(candidates[(7 * index) % len(candidates)])
         yield {
             "mixture_id": "+".join(utterance["id"] for utterance in utterances),
@@ -246,7 +281,7 @@ def _mixture(
 ) -> Mixture:
     samples = None if seconds is None else round(seconds * rate)
     waves = [read(folder / path, rate)[:samples] for path in entry["references"]]
-    length = min(map(len, waves))
+    length = min(len(wave) for wave in waves)
     references = torch.stack([wave[:length] for wave in waves])
     if "level" in entry:
         references = references * (entry["level"] / references.square().mean(-1, True).sqrt())
@@ -261,7 +296,7 @@ def _mixture(
 
 
 def read(path: Path, rate: int) -> Tensor:
-    """(T,) a file mixed down and at ``rate``."""
+    """A file mixed down and resampled to ``rate``, (T,)."""
     wave, original = load_audio(path)
     return resample(to_mono(wave), original, rate)
 
@@ -279,7 +314,15 @@ def target_scores(
     source: int = 0,
     frames: int | None = None,
 ) -> dict[str, float]:
-    """What one estimate (T,) of one source scores: the names of `MEASURES`, bleed and frames."""
+    """Scores of one estimate (T,) of a source: `MEASURES`, bleed, and the number of frames.
+
+    Args:
+        mapss: the scorer.
+        bank: prepared references, whose measures are computed.
+        estimate: waveform.
+        source: index of the reference that it estimates.
+        frames: random frames to score; None: all.
+    """
     frame_scores = mapss(
         estimate[None, None], bank, attributed=(source,), frames=frames, measures=bank.measures
     )
@@ -296,22 +339,22 @@ def target_scores(
 
 
 # ------------------------------------------------------------------------------------------------
-# Rows that survive a kill
+# Resumable rows
 # ------------------------------------------------------------------------------------------------
 
 
 class Rows:
-    """A CSV file that grows by one flushed line for each finished step.
+    """A CSV file that grows by one line for each finished step, at once on the disk.
 
     Args:
         folder: of the results; made if missing.
-        keys: columns that name a step.
-        values: the other columns.
-        settings: what the rows depend on; a folder of other settings is refused.
-        name: of the file.
+        keys: columns that identify a step.
+        values: the remaining columns.
+        settings: what the rows depend on; a folder with rows of different settings is refused.
+        name: of the file, without its suffix.
 
     Raises:
-        SystemExit: the folder holds rows of other settings.
+        SystemExit: the folder holds rows of different settings.
     """
 
     def __init__(
@@ -328,7 +371,7 @@ class Rows:
         _claim(folder / f"{name}.json", dict(settings))
         self._rows: dict[tuple[str, ...], dict[str, str]] = {}
         content = self.path.read_bytes() if self.path.exists() else b""
-        lines = content[: content.rfind(b"\n") + 1]  # what follows was cut off by a kill
+        lines = content[: content.rfind(b"\n") + 1]  # an incomplete last line is dropped
         self.path.write_bytes(lines)
         for row in csv.DictReader(lines.decode().splitlines()):
             self._rows[tuple(row[key] for key in self.keys)] = row
@@ -346,7 +389,7 @@ class Rows:
         return tuple(map(_cell, key)) in self._rows
 
     def add(self, *key: Any, **values: Any) -> None:
-        """Keep a finished step."""
+        """Store a finished step."""
         row = {**dict(zip(self.keys, key)), **values}
         cells = {column: _cell(row.get(column)) for column in self.columns}
         self._append(cells.values())
@@ -357,10 +400,12 @@ class Rows:
 
     def where(self, **values: Any) -> list[dict[str, str]]:
         """The rows with these values, in the order they were made."""
-        texts = {column: _cell(value) for column, value in values.items()}
-        return [
-            row for row in self._rows.values() if all(row[c] == text for c, text in texts.items())
-        ]
+        cells = {column: _cell(value) for column, value in values.items()}
+        rows = []
+        for row in self._rows.values():
+            if all(row[column] == cell for column, cell in cells.items()):
+                rows.append(row)
+        return rows
 
     def numbers(self, column: str, **values: Any) -> list[float]:
         """The defined numbers of a column in the rows with these values."""
@@ -369,12 +414,17 @@ class Rows:
 
     def mean(self, column: str, **values: Any) -> float:
         """Mean of :meth:`numbers`, NaN without any."""
-        numbers = self.numbers(column, **values)
-        return sum(numbers) / len(numbers) if numbers else math.nan
+        return finite_mean(self.numbers(column, **values))
 
     def distinct(self, column: str) -> list[str]:
         """The values of a column in order of appearance."""
         return list(dict.fromkeys(row[column] for row in self._rows.values()))
+
+
+def finite_mean(values: Iterable[float]) -> float:
+    """Mean of the finite values, NaN without any."""
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else math.nan
 
 
 def _cell(value: Any) -> str:
@@ -388,7 +438,8 @@ def _claim(path: Path, settings: dict[str, Any]) -> None:
         write_page(path, json.dumps(settings, indent=2, sort_keys=True))
         return
     present = json.loads(path.read_text(encoding="utf-8"))
-    changed = sorted(k for k in {*present, *settings} if present.get(k) != settings.get(k))
+    names = {*present, *settings}
+    changed = sorted(name for name in names if present.get(name) != settings.get(name))
     if changed:
         changes = "; ".join(f"{k}: {present.get(k)} there, {settings.get(k)} now" for k in changed)
         raise SystemExit(
@@ -402,13 +453,13 @@ def _claim(path: Path, settings: dict[str, Any]) -> None:
 
 
 def page_head(title: str, script: str, arguments: Sequence[str] | None, text: str) -> list[str]:
-    """First lines of a page: title, command, version and commit, seed, what it is.
+    """First lines of a page: title, command, version, commit and seed, introduction.
 
     Args:
         title: of the page.
         script: ``__file__`` of the script.
         arguments: of its main; None: those of the command line.
-        text: data, subset, and what else there is to know.
+        text: the introduction, which names data and subset.
     """
     words = _without_paths(sys.argv[1:] if arguments is None else list(arguments))
     command = shlex.join(["python", f"recipes/experiments/{Path(script).name}", *words])
@@ -417,30 +468,28 @@ def page_head(title: str, script: str, arguments: Sequence[str] | None, text: st
 
 
 def subset(options: argparse.Namespace, rows: Rows, column: str = "mixture") -> str:
-    """Data and subset in words."""
-    parts = [f"{len(rows.distinct(column))} mixtures of `{options.manifest.parent.name}`"]
-    parts += [f"the first {options.seconds:g} s of each"] if options.seconds else []
+    """Data and subset as a sentence."""
+    phrases = [f"{len(rows.distinct(column))} mixtures of `{options.manifest.parent.name}`"]
+    if options.seconds:
+        phrases.append(f"the first {options.seconds:g} s of each")
     count = options.sample_frames
-    parts += [f"{count} frames each, drawn at random" if count else "every frame"]
-    return ", ".join([*parts, f"`{options.convention}` convention"]) + "."
+    phrases.append(f"{count} frames each, drawn at random" if count else "every frame")
+    phrases.append(f"`{options.convention}` convention")
+    return ", ".join(phrases) + "."
 
 
 def commit() -> str:
-    """The commit that this folder is of, and whether it was changed since."""
-    here = Path(__file__).parent
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
+    """The commit of the checkout that this file is in, or "unknown"."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=10", "HEAD"]
     try:
-        return git("rev-parse", "--short=10", "HEAD")
+        finished = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+    return finished.stdout.strip()
 
 
 def _without_paths(words: list[str]) -> list[str]:
-    """Command line whose files are named by their folder alone; where results went is left out."""
+    """The command line with paths shortened to a file and its folder, without --out and --page."""
     shown_words: list[str] = []
     skip = False
     for word in words:
@@ -457,17 +506,19 @@ def _without_paths(words: list[str]) -> list[str]:
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """A table in Markdown."""
-    lines = [list(header), ["---"] * len(header), *[[str(cell) for cell in row] for row in rows]]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    lines = []
+    for cells in (header, ["---"] * len(header), *rows):
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
 
 
 def number(value: float, digits: int = 2) -> str:
-    """A number of a table; a dash where there is none."""
+    """A number in a table; a dash where it is not finite."""
     return "–" if not math.isfinite(value) else f"{value:.{digits}f}"
 
 
 def finish(options: argparse.Namespace, name: str, text: Sequence[str]) -> None:
-    """Write the page, and print it."""
+    """Write the page into the results, and where --page says, and print it."""
     joined = "\n".join(text)
     for path in (options.out / f"{name}.md", options.page):
         if path is not None:
@@ -476,24 +527,25 @@ def finish(options: argparse.Namespace, name: str, text: Sequence[str]) -> None:
 
 
 def write_page(path: Path, text: str) -> None:
-    """Replace a text file in one step."""
+    """Write a text file, or replace it in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
-    os.replace(part, path)
+    unfinished = path.with_name(f".{path.name}.part")
+    unfinished.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
+    os.replace(unfinished, path)
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A table of rows that have the same columns."""
+    """Write rows that have the same columns as a CSV file."""
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(rows[0] if rows else ())
-    writer.writerows([_cell(value) for value in row.values()] for row in rows)
+    for row in rows:
+        writer.writerow([_cell(value) for value in row.values()])
     write_page(path, buffer.getvalue())
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty figure of so many inches, without pyplot."""
+    """An empty figure of a size in inches, made without pyplot."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")

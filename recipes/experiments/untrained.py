@@ -1,11 +1,11 @@
-"""Encoders with random weights: what is left of a score when nothing was learned?
+"""Encoders with random weights: how well does a score work when nothing was learned?
 
     python recipes/experiments/untrained.py whisper-tiny.en runs/tiny-random
     python recipes/experiments/listeners.py --encoders runs/tiny-random@1 ...
 
-Features that only look learned must not be credited to learning. A network of the same shape, as it
-was before training began, is a set of random filters; where it scores as well as the trained one,
-the front end and the geometry do the work.
+A network of the same shape before training is a set of random filters. Where scores with it agree
+with listeners as well as those with the trained network, the merit is that of the front end and the
+geometry, not of learning.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _LARGE = {
     "feat_extract_norm": "layer",
     "conv_bias": True,
 }
-# The shapes of the published checkpoints. Whatever is not said is what transformers takes for that
-# kind of model, which is the size "base".
+# The shapes of the published checkpoints. Settings that are not listed are the defaults of
+# transformers for that kind of model, which are those of the size "base".
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "wav2vec2-large": ("wav2vec2", _LARGE),
     "wav2vec2-base": ("wav2vec2", {}),
@@ -47,14 +47,14 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def untrained(name: str, folder: Path) -> Path:
-    """Write a checkpoint of that architecture with the weights training would begin from."""
+    """Write a checkpoint of an architecture in `SHAPES` with randomly initialised weights."""
     import transformers
 
     kind, shape = SHAPES[name]
     settings = dict(shape)
     rate = next(row.sample_rate for row in encoder_table() if row.name == name)
     preprocessor = {"sampling_rate": rate, "do_normalize": "feat_extract_norm" in settings}
-    if kind == "whisper":  # the decoder is never read
+    if kind == "whisper":  # the decoder is never run, so it is as small as possible
         heads, width = settings.pop("heads"), settings["d_model"]
         settings |= {"encoder_attention_heads": heads, "encoder_ffn_dim": 4 * width}
         settings |= {"decoder_attention_heads": heads, "num_mel_bins": 80}
@@ -72,8 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("name", choices=SHAPES)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("name", choices=SHAPES, metavar="NAME", help=f"one of {', '.join(SHAPES)}")
+    parser.add_argument("folder", type=Path, help="to write, for --encoders FOLDER@LAYER")
     options = parser.parse_args(arguments)
     return untrained(options.name, options.folder)
 

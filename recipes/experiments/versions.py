@@ -1,17 +1,19 @@
-"""Two versions of the package on the same rated outputs: what became better, and what worse?
+"""Two versions of the package on the same rated outputs: which correlations rose, which fell?
 
     python recipes/experiments/versions.py --out runs/versions --before runs/before/pair.csv \
         --after runs/after/pair.csv --sets DATA/ward2018 DATA/p835ref DATA/gensvs
 
-The tables of rows are those of `learned.py`, each made by one version (another checkout on the
-PYTHONPATH). For every set, question and score: SRCC within tracks before and after, and the paired
-difference with its interval over tracks; means of hidden references and anchors, before and after.
+The rows are those of `learned.py`, run with each of the two versions (a checkout on the
+PYTHONPATH). For every set, question and score the page has SRCC within tracks before and after, and
+the paired difference with its interval over tracks; then the means of systems, hidden references
+and anchors, before and after.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +28,7 @@ KEYS = ["dataset", "mixture", "system", "source"]
 
 
 def rows_of(path: Path, encoder: str) -> list[dict[str, str]]:
-    """Rows of one encoder."""
+    """Rows of one encoder in a file of `learned.py`."""
     with open(path, encoding="utf-8", newline="") as file:
         return [row for row in csv.DictReader(file) if row["encoder"] == encoder]
 
@@ -35,22 +37,28 @@ def joined_rows(
     before: Sequence[dict[str, str]], after: Sequence[dict[str, str]]
 ) -> list[dict[str, str]]:
     """Outputs that both have, with ``NAME before`` and ``NAME after``."""
-    by_output = {tuple(row[key] for key in KEYS): row for row in before}
+    output_of = operator.itemgetter(*KEYS)
+    before_by_output = {output_of(row): row for row in before}
     rows = []
     for row in after:
-        old = by_output.get(tuple(row[key] for key in KEYS))
-        if old is not None:
-            values = {f"{name} before": old[name] for name in NAMES}
+        row_before = before_by_output.get(output_of(row))
+        if row_before is not None:
+            values = {f"{name} before": row_before[name] for name in NAMES}
             values |= {f"{name} after": row[name] for name in NAMES}
             rows.append({key: row[key] for key in KEYS} | values)
     return rows
 
 
+def commits_of(rows: Sequence[dict[str, str]]) -> str:
+    """The commits that made the rows, in order of appearance."""
+    return ", ".join(dict.fromkeys(row["commit"] for row in rows))
+
+
 def differences(rows: Sequence[dict[str, str]], ratings: rated.Ratings) -> str:
-    """SRCC within tracks before and after, and what changed, for every question and score."""
+    """SRCC within tracks before and after, and their difference, for every question and score."""
     lines = []
     for question in ratings.questions:
-        keys = [f"{name} {time}" for name in NAMES for time in ("before", "after")]
+        keys = [f"{name} before" for name in NAMES] + [f"{name} after" for name in NAMES]
         table = rated.stimuli(rows, keys, question, ratings)
         for name in NAMES:
             before, after = f"{name} before", f"{name} after"
@@ -80,15 +88,15 @@ def means(rows: Sequence[dict[str, str]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> str:
     parser = toolkit.parser(__doc__, manifest=False, scoring=False)
-    parser.add_argument("--before", type=Path, required=True, help="rows of learned.py")
-    parser.add_argument("--after", type=Path, required=True, help="rows of learned.py")
+    parser.add_argument("--before", type=Path, required=True, help="pair.csv of the old version")
+    parser.add_argument("--after", type=Path, required=True, help="pair.csv of the new version")
     parser.add_argument(
-        "--sets", type=Path, nargs="+", required=True, help="folders, see learned.py"
+        "--sets", type=Path, nargs="+", required=True, help="folders of rated sets, see learned.py"
     )
-    parser.add_argument("--encoder", default="mel")
+    parser.add_argument("--encoder", default="mel", help="whose rows are compared")
     options: argparse.Namespace = parser.parse_args(arguments)
     before, after = (rows_of(path, options.encoder) for path in (options.before, options.after))
-    commits = [", ".join(dict.fromkeys(row["commit"] for row in rows)) for rows in (before, after)]
+    commits = [commits_of(rows) for rows in (before, after)]
     about = (
         f"`{options.encoder}`, every frame; before: commit {commits[0]}, after: commit "
         f"{commits[1]}. SRCC over the systems of a track, averaged; in brackets the 95 % interval "

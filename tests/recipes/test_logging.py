@@ -99,7 +99,7 @@ def test_the_worst_moment_is_the_lowest_span_that_is_half_defined():
     # 0.1 alone in a span of two frames is half of it.
     assert (moment.item, moment.source) == (0, 0)
     assert moment.mean == pytest.approx(0.1)
-    assert moment.start == pytest.approx(0.6)
+    assert moment.start_seconds == pytest.approx(0.6)
     wider = log_scores.worst_moment(scores, "fidelity", seconds=0.4)
     assert wider.mean == pytest.approx((0.2 + 0.3 + 0.9) / 3)
     assert log_scores.worst_moment(frame_scores([math.nan] * 4), "fidelity") is None
