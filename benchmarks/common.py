@@ -1,4 +1,4 @@
-"""What the benchmarks share: signals, tables, clocks, memory."""
+"""What the benchmarks share: signals, tables, timing, memory."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ RATE = 16_000
 def voices(
     seconds: float, sources: int = 2, batch: int | None = None, rate: int = RATE, seed: int = 0
 ) -> Tensor:
-    """Made-up voices: harmonics of a gliding pitch and a little breath, in syllables with pauses.
+    """Synthetic voices: harmonics of a gliding pitch and breath noise, in syllables with pauses.
 
     Args:
         seconds: duration.
-        sources: S, each with a pitch and a pace of its own.
-        batch: B mixtures; None: one, without that dimension.
+        sources: S, each with its own pitch and pace.
+        batch: B mixtures; None: one mixture, without that dimension.
         rate: Hz.
         seed: of pitch, pace and breath.
 
@@ -28,14 +28,15 @@ def voices(
         (S, T) or (B, S, T), at an RMS of about 0.05.
     """
     generator = torch.Generator("cpu").manual_seed(seed)
-    clock = torch.arange(round(seconds * rate)) / rate
+    time_s = torch.arange(round(seconds * rate)) / rate
     count = sources * (batch or 1)
     draws = torch.rand(5, count, 1, generator=generator)
     pitch = 90.0 * 2.0 ** (2.0 * draws[0])
-    glide = clock + 0.02 * torch.sin(math.tau * (0.5 + draws[1]) * clock)
+    glide = time_s + 0.02 * torch.sin(math.tau * (0.5 + draws[1]) * time_s)
     tone = sum((math.tau * k * pitch * glide).sin() / k for k in range(1, 13))
-    breath = 0.1 * torch.randn(count, len(clock), generator=generator)
-    syllables = torch.sin(math.tau * ((1.5 + draws[2]) * clock + draws[3])).clamp(min=-0.2) + 0.2
+    breath = 0.1 * torch.randn(count, len(time_s), generator=generator)
+    pace = (1.5 + draws[2]) * time_s + draws[3]
+    syllables = torch.sin(math.tau * pace).clamp(min=-0.2) + 0.2
     waves = 0.1 * syllables * (tone + breath)
     return waves if batch is None else waves.unflatten(0, (batch, sources))
 
@@ -47,44 +48,49 @@ def leaky(references: Tensor, gain: float = 0.2) -> Tensor:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+    lines = []
+    for cells in (header, ["---"] * len(header), *rows):
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
 
 
 def least_time(
-    work: Callable[[], object], rounds: int = 3, clock: Callable[[], float] = time.process_time
+    function: Callable[[], object], rounds: int = 3, clock: Callable[[], float] = time.process_time
 ) -> float:
-    """Least seconds of several rounds, after one to warm up: other work disturbs it little."""
-    work()
+    """Minimum over several rounds of the seconds of a call, after one call to warm up.
+
+    The minimum depends least on what runs on the machine at the same time.
+    """
+    function()
     times = []
     for _ in range(rounds):
-        start = clock()
-        work()
-        times.append(clock() - start)
+        began = clock()
+        function()
+        times.append(clock() - began)
     return min(times)
 
 
-def in_turn(works: dict[str, Callable[[], object]], rounds: int = 3) -> dict[str, float]:
-    """Least processor seconds of each, measured in turn so that a ratio compares like with like."""
-    for work in works.values():
-        work()
-    best = dict.fromkeys(works, float("inf"))
+def in_turn(functions: dict[str, Callable[[], object]], rounds: int = 3) -> dict[str, float]:
+    """Minimum processor seconds of each, called in turn, so that ratios compare like with like."""
+    for function in functions.values():
+        function()
+    best = dict.fromkeys(functions, float("inf"))
     for _ in range(rounds):
-        for name, work in works.items():
-            start = time.process_time()
-            work()
-            best[name] = min(best[name], time.process_time() - start)
+        for name, function in functions.items():
+            began = time.process_time()
+            function()
+            best[name] = min(best[name], time.process_time() - began)
     return best
 
 
 def resident(field: str) -> float:
-    """GiB of this process (Linux): ``VmRSS`` now, ``VmHWM`` at its highest."""
+    """Memory of this process in GiB (Linux): ``VmRSS`` is the current value, ``VmHWM`` the peak."""
     with open("/proc/self/status", encoding="ascii") as file:
         lines = dict(line.split(":", 1) for line in file)
     return int(lines[field].split()[0]) / 2**20
 
 
 def forget_peak() -> None:
-    """Let ``VmHWM`` begin anew from ``VmRSS``."""
+    """Reset ``VmHWM`` to ``VmRSS``."""
     with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
         file.write("5")

@@ -1,11 +1,11 @@
-"""Time and error of the kernels: scores of frames beside a bare ``torch.linalg.eigh``.
+"""Time and error of the kernels: scores of frames, relative to a bare ``torch.linalg.eigh``.
 
     python benchmarks/core.py [--frames 300] [--rounds 3]
 
-The yardstick is what PS and PM cannot avoid: the inner products of the points of every frame and
-the eigendecomposition of as many matrices of that size. Everything is timed in turn and the least
-processor time of the rounds is taken. The error column is the largest deviation from the NumPy
-oracles of the tests on three of the frames. Clearance and fidelity have banks of 20.
+The yardstick is what PS and PM cannot avoid: the inner products of the points of every frame, and
+the eigendecomposition of as many matrices of that size. All steps are timed in turn; the minimum
+processor time of the rounds counts. The error is the largest deviation from the NumPy oracles of
+the tests over three frames. Clearance and fidelity have banks of 20 distortions.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def frames(
 
 
 def bare(points: Tensor) -> None:
-    """Inner products and eigendecompositions, in float64."""
-    for part in points.split(64):
-        x = part.double()
+    """Inner products and eigendecompositions of points (F, N, M), in float64."""
+    for frames_of_chunk in points.split(64):
+        x = frames_of_chunk.double()
         torch.linalg.eigh(x @ x.mT)
 
 
@@ -75,51 +75,53 @@ def measures() -> dict[str, Callable[..., Tensor]]:
 
 
 def error(name: str, points: tuple[Tensor, ...]) -> float:
-    """Largest deviation from the oracle over three frames; of log PM relative to its size."""
+    """Largest deviation from the oracle over three frames; for log PM relative to its size."""
     sys.path.insert(0, str(TESTS))
     import oracle
     import oracle_decomposition
 
     worst = 0.0
     for frame in range(3):
-        one = [x[frame].double() for x in points]
-        arrays = [x.numpy() for x in one]
+        points_of_frame = [x[frame].double() for x in points]
+        outputs, references, distortions = arrays = [x.numpy() for x in points_of_frame]
         if name == "PS":
-            known = oracle.separation(*arrays).ps
+            expected = oracle.separation(*arrays).ps
         elif name == "log PM":
-            known = oracle.match(*arrays).log_pm
+            expected = oracle.match(*arrays).log_pm
         else:
             pairs = [
-                oracle_decomposition.pair(output, *arrays[1:], own)
-                for own, output in enumerate(arrays[0])
+                oracle_decomposition.pair(output, references, distortions, source)
+                for source, output in enumerate(outputs)
             ]
-            known = np.nan_to_num([getattr(pair, name) for pair in pairs])
-        found = measures()[name](*one).numpy()
-        size = abs(known).max() if name == "log PM" else 1.0
-        worst = max(worst, float(abs(found - known).max()) / size)
+            expected = np.nan_to_num([getattr(pair, name) for pair in pairs])
+        scores = measures()[name](*points_of_frame).numpy()
+        size = abs(expected).max() if name == "log PM" else 1.0
+        worst = max(worst, float(abs(scores - expected).max()) / size)
     return worst
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--frames", type=int, default=300)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--frames", type=int, default=300, help="frames of each run")
+    parser.add_argument("--rounds", type=int, default=3, help="of which the fastest counts")
     options = parser.parse_args()
     large, small = frames(options.frames), frames(options.frames, distortions=20)
     points = torch.cat([large[0], large[1], large[2].flatten(1, 2)], 1)
     runs: dict[str, Callable[[], None]] = {"bare eigh and products": partial(bare, points)}
+    points_of_measure = {"PS": large, "log PM": large, "clearance": small, "fidelity": small}
     for name, measure in measures().items():
-        given = small if name in ("clearance", "fidelity") else large
-        runs[f"{name}, forward"] = partial(forward, measure, given)
-        runs[f"{name}, forward and backward"] = partial(backward, measure, given)
+        runs[f"{name}, forward"] = partial(forward, measure, points_of_measure[name])
+        runs[f"{name}, forward and backward"] = partial(backward, measure, points_of_measure[name])
     best = in_turn(runs, options.rounds)
-    yard = best["bare eigh and products"]
+    bare_seconds = best["bare eigh and products"]
     rows = []
-    for name, seconds in best.items():
-        measure = name.split(",")[0]
-        given = small if measure in ("clearance", "fidelity") else large
-        shown = f"{error(measure, given):.1e}" if measure in measures() else ""
-        rows.append([name, f"{1e3 * seconds / options.frames:.2f}", f"{seconds / yard:.2f}", shown])
+    for step, seconds in best.items():
+        name = step.split(",")[0]
+        deviation = ""
+        if name in points_of_measure:
+            deviation = f"{error(name, points_of_measure[name]):.1e}"
+        milliseconds = f"{1e3 * seconds / options.frames:.2f}"
+        rows.append([step, milliseconds, f"{seconds / bare_seconds:.2f}", deviation])
     print(f"{options.frames} frames of {FEATURES} features, 2 sources, N = {points.shape[1]}:\n")
     print(table(["step", "ms a frame", "ratio to bare", "error"], rows))
 

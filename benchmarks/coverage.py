@@ -11,21 +11,21 @@ mean + spectrum^½ · z with z
 * correlated: Gaussian, each point correlated by 0.3 with the one before,
 
 and, for PS, Gaussian with all coordinates 30 times smaller ("small") or all distances 20 times
-larger ("far"): neither changes how well PS is estimated by much.
+larger ("far"), both of which hardly change how well PS is estimated.
 
 The score with the true mean and covariance (for PM the true moments of the squared distances) is
-known in closed form; an interval holds if it lies within the tail of the estimated score. Nothing
-is tuned: the table is the result.
+known in closed form; an interval holds if that score is no further than the tail from the estimated
+one. No parameter is tuned to the table.
 
-**Clearance and fidelity**, of frames and of utterances: other draws of a bank. Of the 70 members of
-PS's bank 20 are drawn at random, the same for both sources; a half-width holds if the mean over all
-draws lies within it of a draw's score. Drawn without replacement from 70, banks differ less than
-banks of members drawn from anywhere would. The signals are two noises whose levels swell, with
-leakage in one output and noise in the other.
+**Clearance and fidelity**, of frames and of utterances, with other draws of a bank. Of the 70
+members of PS's bank 20 are drawn at random, the same for both sources; a half-width holds if a
+draw's score is no further than that from the mean over all draws. Drawn without replacement from
+70, these banks differ less than independently drawn ones would. The signals are two synthetic
+voices, with leakage in one output and noise in the other.
 
-**Excerpts**: clearance and fidelity of a whole signal from a few seconds of it, with the standard
-errors that an evaluation states, over draws of the excerpts. One signal has levels, leakage and
-noise that rise and fall slowly, the other one is dither but for ten seconds.
+**Excerpts**: clearance and fidelity of a whole signal estimated from a few seconds of it, with the
+standard errors that an evaluation states, over draws of the excerpts. In one signal levels, leakage
+and noise rise and fall slowly; the second one is dither except for ten seconds of music.
 """
 
 from __future__ import annotations
@@ -91,6 +91,7 @@ def noise(kind: str, frames: int, dimension: int, generator: torch.Generator) ->
 
 
 def unit_vectors(frames: int, dimension: int, generator: torch.Generator) -> Tensor:
+    """Random directions (F, 2, d)."""
     x = torch.randn(frames, 2, dimension, generator=generator, dtype=torch.float64)
     return x / x.norm(dim=-1, keepdim=True)
 
@@ -101,6 +102,7 @@ def spectrum(dimension: int) -> Tensor:
 
 
 def as_maps(outputs: Tensor, clusters: Tensor) -> FrameMaps:
+    """The maps whose coordinates are outputs (F, 2, d) and clusters (F, 2, 71, d)."""
     frames, _, _, dimension = clusters.shape
     points = torch.cat([outputs, clusters[:, :, 0], clusters[:, :, 1:].flatten(1, 2)], 1)
     nothing = torch.zeros(frames, 1, 1, dtype=torch.float64)
@@ -128,8 +130,9 @@ def separation_sample(kind: str, frames: int, dimension: int, seed: int) -> Samp
     outputs = mean + reach * length * root * unit_vectors(frames, dimension, generator)
     delta = outputs.unsqueeze(2) - mean.unsqueeze(1)  # output, cluster
     distance = (delta.square() / (root.square() + RIDGE)).sum(-1).sqrt()
-    own, foreign = distance.diagonal(dim1=1, dim2=2), distance.flip(2).diagonal(dim1=1, dim2=2)
-    return Sample(as_maps(outputs, clusters), foreign / (own + foreign))
+    attributed = distance.diagonal(dim1=1, dim2=2)  # to the output's own cluster
+    foreign = distance.flip(2).diagonal(dim1=1, dim2=2)
+    return Sample(as_maps(outputs, clusters), foreign / (attributed + foreign))
 
 
 def match_sample(kind: str, frames: int, dimension: int, seed: int) -> Sample:
@@ -149,36 +152,38 @@ def match_sample(kind: str, frames: int, dimension: int, seed: int) -> Sample:
 
 
 def half_widths(measure: str, sample: Sample, draws: int) -> dict[str, list[Tensor]]:
-    """Tails (F, 2) of every row at every confidence, after the estimated score."""
+    """Name -> tails (F, 2) at every confidence; under "score" the estimated score."""
     kernel = separation_widths if measure == "PS" else match_widths
     resample = bootstrap_separation if measure == "PS" else bootstrap_match
     frames = len(sample.truth)
-    blank = torch.zeros(frames, 2, DISTORTIONS, 0)  # what is read is the map alone
+    blank = torch.zeros(frames, 2, DISTORTIONS, 0)  # only the map is read
     record = Points(blank[:, :, 0], blank[:, :, 0], blank, (0, 1))
-    found = {}
+    tails = {}
     for name, options in (ROWS | (PS_ROWS if measure == "PS" else PM_ROWS)).items():
         graph = Settings(convention="reference" if name == "reference" else "paper")
-        found[name] = [
+        tails[name] = [
             kernel(sample.maps, record, graph, options._replace(confidence=c))[1]
             for c in CONFIDENCES
         ]
     score, resampled = resample(sample.maps, record, Settings(), draws, 0)
-    found["bootstrap"] = [half_width(resampled, score, c) for c in CONFIDENCES]
-    found["score"] = [score]
-    return found
+    tails["bootstrap"] = [half_width(resampled, score, c) for c in CONFIDENCES]
+    tails["score"] = [score]
+    return tails
 
 
 def rows_of(measure: str, kind: str, dimension: int, frames: int, draws: int) -> list[list[str]]:
+    """A row for each kind of interval, and one with the median error of the score."""
     sample = (separation_sample if measure == "PS" else match_sample)(kind, frames, dimension, 1)
-    found = half_widths(measure, sample, draws)
-    error = (found.pop("score")[0] - sample.truth).abs()[:, 0]  # one output a draw: independent
+    tails_by_name = half_widths(measure, sample, draws)
+    # One output of each frame, since its two outputs are not independent.
+    error = (tails_by_name.pop("score")[0] - sample.truth).abs()[:, 0]
     rows = []
-    for name, tails in found.items():
-        held = [f"{(error <= t[:, 0]).double().mean():.1%}" for t in tails]
-        width = [f"{t[:, 0].median():.3f}" for t in tails]
-        rows.append([measure, str(dimension), kind, name, *held, *width])
-    middle = f"{error.median():.3f}"
-    rows.append([measure, str(dimension), kind, "(median error)", "", "", "", middle, "", ""])
+    for name, tails in tails_by_name.items():
+        coverage = [f"{(error <= tail[:, 0]).double().mean():.1%}" for tail in tails]
+        medians = [f"{tail[:, 0].median():.3f}" for tail in tails]
+        rows.append([measure, str(dimension), kind, name, *coverage, *medians])
+    median_error = f"{error.median():.3f}"
+    rows.append([measure, str(dimension), kind, "(median error)", "", "", "", median_error, "", ""])
     return rows
 
 
@@ -208,15 +213,16 @@ def clouds_of(seconds: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def draws_of_banks(seconds: float, draws: int, confidence: float = 0.95) -> list[list[str]]:
-    """Rows of frames and of the utterance, for both scores."""
+    """Rows for frames and for the utterance, for clearance and fidelity."""
     outputs, references, distortions, active = clouds_of(seconds)
     generator = torch.Generator().manual_seed(0)
     values: dict[str, list[Tensor]] = {}
     half_widths: dict[str, list[Tensor]] = {}
-    both = active.all(-1)  # frames in which both scores are defined
+    all_active = active.all(-1)  # frames in which both scores are defined
     for _ in range(draws):
         members = torch.randperm(distortions.shape[2], generator=generator)[:DRAWN]
-        points = outputs[both], references[both], distortions[both][:, :, members]
+        chosen = distortions[all_active][:, :, members]
+        points = outputs[all_active], references[all_active], chosen
         frames = {
             "clearance": functional.clearance(*points),
             "fidelity": functional.fidelity(*points),
@@ -224,23 +230,23 @@ def draws_of_banks(seconds: float, draws: int, confidence: float = 0.95) -> list
         of_frames = functional.decomposition_bounds(*points, confidence=confidence)
         of_utterance = utterance_decomposition_bounds(*points, confidence=confidence)
         everywhere = torch.ones_like(frames["clearance"].T, dtype=torch.bool)
-        pooled = {
+        utterance = {
             "clearance": masked_mean(frames["clearance"].T, everywhere),
             "fidelity": pool_fidelity(frames["fidelity"].T),
         }
         for name in frames:
             for level, score, bounds in (
                 (f"{name}, frame", frames[name], getattr(of_frames, name)),
-                (f"{name}, utterance", pooled[name], getattr(of_utterance, name)),
+                (f"{name}, utterance", utterance[name], getattr(of_utterance, name)),
             ):
                 values.setdefault(level, []).append(score)
                 half_widths.setdefault(level, []).append(bounds.tail)
     rows = []
     for level in values:
         score, width = torch.stack(values[level]), torch.stack(half_widths[level])
-        held = (score - score.mean(0)).abs() <= width + 1e-6
+        holds = (score - score.mean(0)).abs() <= width + 1e-6
         numbers = f"{score.std(0).mean():.4f}", f"{width.mean():.4f}"
-        rows.append([level, f"{seconds:g} s", *numbers, f"{held.double().mean():.1%}"])
+        rows.append([level, f"{seconds:g} s", *numbers, f"{holds.double().mean():.1%}"])
     return rows
 
 
@@ -278,11 +284,11 @@ def short_music(seconds: float = 90.0, begin: float = 40.0, end: float = 50.0):
 
 
 class DrawnExcerpts(NamedTuple):
-    """Scores of each estimate from excerpts, and of the whole."""
+    """Scores of two estimates from excerpts, and of the whole signal."""
 
     scores: Tensor  # (draws, 2)
     errors: Tensor  # (draws, 2) stated standard errors
-    whole: Tensor  # (2,)
+    scores_of_whole: Tensor  # (2,)
 
 
 def excerpts_of(
@@ -294,10 +300,10 @@ def excerpts_of(
 ) -> dict[str, DrawnExcerpts]:
     """Clearance and fidelity from draws of excerpts, with the standard errors of an evaluation.
 
-    The frames of an excerpt are those of the whole, so the whole is scored once.
+    The whole is scored once; an excerpt takes those of its frames that lie in it.
     """
     mapss = MAPSS("mel", measures="decomposition", segment=20.0)
-    whole = mapss(estimates, references)
+    frame_scores = mapss(estimates, references)
     names = ("clearance", "fidelity")
     scores: dict[str, list[Tensor]] = {name: [] for name in names}
     errors: dict[str, list[Tensor]] = {name: [] for name in names}
@@ -313,15 +319,15 @@ def excerpts_of(
             seed=seed,
         )
         seconds = torch.tensor(spans, dtype=torch.float64) / RATE
-        times = whole.times.unsqueeze(-1)
+        times = frame_scores.times.unsqueeze(-1)
         inside = (times >= seconds[:, 0]) & (times < seconds[:, 1])  # (F, excerpts)
-        excerpted = pooled.covered(whole, inside.any(-1).expand(len(estimates), -1))
+        excerpted = pooled.covered(frame_scores, inside.any(-1).expand(len(estimates), -1))
         of_estimates = excerpted.utterance()
         sampled, _ = pooled.sampling([excerpted], inside)
         for name in names:
             scores[name].append(getattr(of_estimates, name)[0])
             errors[name].append(torch.tensor(sampled[f"{name}_se"].to_numpy()))
-    of_whole = whole.utterance()
+    of_whole = frame_scores.utterance()
     return {
         name: DrawnExcerpts(
             torch.stack(scores[name]), torch.stack(errors[name]), getattr(of_whole, name)[0]
@@ -335,10 +341,11 @@ def excerpt_rows(draws: int) -> list[list[str]]:
     rows = []
     for signal, make in (("100 s, swells", swelling), ("90 s, 10 s of music", short_music)):
         for name, drawn in excerpts_of(*make(), draws).items():
-            off = drawn.scores - drawn.whole
-            held = (off.abs() <= 2.0 * drawn.errors).double().mean()
-            numbers = drawn.whole.mean(), off.abs().mean(), off.abs().max(), drawn.errors.mean()
-            rows.append([signal, name, *(f"{x:.3f}" for x in numbers), f"{held:.1%}"])
+            deviations = (drawn.scores - drawn.scores_of_whole).abs()
+            coverage = (deviations <= 2.0 * drawn.errors).double().mean()
+            numbers = [drawn.scores_of_whole.mean(), deviations.mean(), deviations.max()]
+            numbers.append(drawn.errors.mean())
+            rows.append([signal, name, *(f"{x:.3f}" for x in numbers), f"{coverage:.1%}"])
     return rows
 
 
@@ -388,13 +395,19 @@ PARTS = {"points": print_points, "banks": print_banks, "excerpts": print_excerpt
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS])
-    parser.add_argument("--frames", type=int, default=2000, help="draws of a frame")
-    parser.add_argument("--draws", type=int, default=60, help="bootstrap draws of each")
-    parser.add_argument("--dimensions", type=int, nargs="+", default=[8, 24])
-    parser.add_argument("--seconds", type=float, nargs="+", default=[3.0, 12.0])
-    parser.add_argument("--banks", type=int, default=40, help="draws of a bank")
-    parser.add_argument("--excerpts", type=int, default=100, help="draws of excerpts")
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=[*PARTS], help="tables to print (default: all)"
+    )
+    parser.add_argument("--frames", type=int, default=2000, help="points: frames of a row")
+    parser.add_argument("--draws", type=int, default=60, help="points: bootstrap draws of a frame")
+    parser.add_argument(
+        "--dimensions", type=int, nargs="+", default=[8, 24], help="points: retained coordinates"
+    )
+    parser.add_argument(
+        "--seconds", type=float, nargs="+", default=[3.0, 12.0], help="banks: lengths of signals"
+    )
+    parser.add_argument("--banks", type=int, default=40, help="banks: draws of a bank")
+    parser.add_argument("--excerpts", type=int, default=100, help="excerpts: draws of them")
     arguments = parser.parse_args()
     for name in arguments.parts:
         PARTS[name](arguments)

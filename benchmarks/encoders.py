@@ -3,9 +3,9 @@
     python benchmarks/encoders.py [--size base] [--seconds 4] [--layer 2] [--dtype float32]
 
 Random weights of the real shapes are written to a temporary folder and read back by the library, so
-nothing is downloaded. Prints a table: processor time to encode, ratio to the full model, and the
-relative error against the full model's hidden state beside it. A second table has what clearance
-and fidelity cost under layers of a Whisper (the shape of tiny.en) beside `mel`.
+nothing is downloaded. Prints a table: processor time to encode, its ratio to the full model, and
+the relative error against the full model's hidden state. A second table compares the cost of
+clearance and fidelity on layers of a Whisper (the shape of tiny.en) with that on `mel`.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def full_model(size: str) -> Any:
 
 
 def timed(function: Callable[[], Any], repeats: int = 3) -> tuple[float, Any]:
-    """Least processor seconds of a few runs, and the last result."""
+    """Minimum processor seconds of a few runs, and the last result."""
     best, result = float("inf"), None
     for _ in range(repeats):
-        start = time.process_time()
+        began = time.process_time()
         result = function()
-        best = min(best, time.process_time() - start)
+        best = min(best, time.process_time() - began)
     return best, result
 
 
@@ -67,7 +67,7 @@ def pair_costs(seconds: float, rounds: int) -> str:
     estimates = leaky(references)
     runs: dict[str, Callable[[], Any]] = {}
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # random weights, and a transformer for the pair
+        warnings.simplefilter("ignore")  # of random weights, and of the pair with a transformer
         WhisperModel(WhisperConfig(**sizes)).save_pretrained(folder)
         pair_encoders = {"mel": "mel"}
         pair_encoders |= {f"Whisper, layer {k}": load_encoder(folder, layer=k) for k in range(5)}
@@ -94,7 +94,7 @@ def row(name: str, seconds: float, full: float, error: float | None = None) -> s
 
 
 def compare(size: str, wave: Tensor, layer: int, dtype: str) -> list[str]:
-    """Rows of the full model, the cut one and the encoders without weights."""
+    """Rows of the full model, the cut model and the encoders without weights."""
     model = full_model(size)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         model.save_pretrained(folder)
@@ -102,7 +102,7 @@ def compare(size: str, wave: Tensor, layer: int, dtype: str) -> list[str]:
         normal = (wave - mean) / variance.sqrt()
         full, outputs = timed(lambda: model(normal, output_hidden_states=True))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # no preprocessor's settings beside random weights
+            warnings.simplefilter("ignore")  # the folder has no settings of a preprocessor
             reading, encoder = timed(lambda: load_encoder(folder, layer=layer, dtype=dtype), 1)
         cut, features = timed(lambda: encoder(wave))
         expected = outputs.hidden_states[layer]
@@ -120,10 +120,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--size", choices=tuple(SIZES), default="base")
-    parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--layer", type=int, default=2)
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--size", choices=tuple(SIZES), default="base", help="of the wav2vec 2.0")
+    parser.add_argument("--seconds", type=float, default=4.0, help="duration of the signals")
+    parser.add_argument("--layer", type=int, default=2, help="at which the model is cut off")
+    parser.add_argument("--dtype", default="float32", help="of the cut model")
     arguments = parser.parse_args()
     generator = torch.Generator().manual_seed(0)
     wave = 0.1 * torch.randn(2, int(16_000 * arguments.seconds), generator=generator)

@@ -120,7 +120,7 @@ def double_precision() -> Iterator[None]:
 
 
 def golden(case: Case) -> dict[str, np.ndarray]:
-    """What the package says of one frame, called with the arguments of its engine."""
+    """The package's results for one frame, called with the arguments of its engine."""
     from mapss.config import DEFAULT_ALPHA, DEFAULT_DELTA_CI
     from mapss.metrics import (
         compute_pm,
@@ -131,7 +131,7 @@ def golden(case: Case) -> dict[str, np.ndarray]:
     )
 
     points, labels = labelled(case)
-    kept, rest, eigenvalues, k_sub_gauss = diffusion_map_torch(
+    kept, complement, eigenvalues, k_sub_gauss = diffusion_map_torch(
         points,
         labels,
         alpha=DEFAULT_ALPHA,
@@ -141,12 +141,12 @@ def golden(case: Case) -> dict[str, np.ndarray]:
         return_cval=True,
     )
     ps_radius, ps_tail = ps_ci_components_full(
-        kept, rest, eigenvalues, labels, delta=DEFAULT_DELTA_CI
+        kept, complement, eigenvalues, labels, delta=DEFAULT_DELTA_CI
     )
     pm_radius, pm_tail = pm_ci_components_full(
-        kept, rest, eigenvalues, labels, delta=DEFAULT_DELTA_CI, K=k_sub_gauss
+        kept, complement, eigenvalues, labels, delta=DEFAULT_DELTA_CI, K=k_sub_gauss
     )
-    per_source = {
+    scores_by_label = {
         "ps": compute_ps(kept, labels, 0),
         "pm": compute_pm(kept, labels, "gamma", 0),
         "ps_radius": ps_radius,
@@ -154,22 +154,22 @@ def golden(case: Case) -> dict[str, np.ndarray]:
         "pm_radius": pm_radius,
         "pm_tail": pm_tail,
     }
-    out = {
-        name: np.array([scores[f"m__s{s}"] for s in range(case.sources)], dtype=np.float64)
-        for name, scores in per_source.items()
-    }
+    out = {}
+    for name, scores in scores_by_label.items():
+        of_sources = [scores[f"m__s{s}"] for s in range(case.sources)]
+        out[name] = np.array(of_sources, dtype=np.float64)
     out["eigenvalues"] = eigenvalues
     out["d"] = np.array(kept.shape[1])
-    # Coordinates are defined up to a rotation, distances are not: of point 0 (the first reference)
-    # from every point, over the kept columns and over all of them.
-    everything = np.concatenate([kept, rest], axis=1)
+    # Coordinates are defined only up to a rotation, so distances are stored: of point 0 (the first
+    # reference) from every point, in the kept coordinates and in all of them.
+    full = np.concatenate([kept, complement], axis=1)
     out["kept_distances"] = np.sqrt(((kept - kept[0]) ** 2).sum(axis=1))
-    out["full_distances"] = np.sqrt(((everything - everything[0]) ** 2).sum(axis=1))
+    out["full_distances"] = np.sqrt(((full - full[0]) ** 2).sum(axis=1))
     return out
 
 
 def write(path: Path) -> None:
-    """All cases at the current precision, with the versions they were computed by."""
+    """Write all cases at the current precision, with the versions that computed them."""
     from importlib.metadata import version
 
     import torch
@@ -189,7 +189,9 @@ def write(path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folder", type=Path, nargs="?", default=Path("tests/golden"))
+    parser.add_argument(
+        "folder", type=Path, nargs="?", default=Path("tests/golden"), help="to write"
+    )
     folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     write(folder / "golden_float32.npz")

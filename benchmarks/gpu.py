@@ -1,19 +1,21 @@
-"""Everything about a graphics card in one run of at most eight minutes.
+"""Errors, times and memory on a graphics card, in one run of at most eight minutes.
 
     python benchmarks/gpu.py [--minutes 8] [--out benchmarks/results/gpu.md]
 
 Prints the card and the versions, then: error against the CPU; real-time factor and memory of
 ``evaluate`` with the architecture of wav2vec2-large (random weights, nothing is downloaded); steps
-of training with cached and with uncached banks; what the eigendecomposition takes of a step, in
-float64 and in float32; a bfloat16 encoder beside a float32 one; and how often a step waits for the
-card, as the profiler sees it. Sections that no time is left for say so. ``--device cpu --small``
-tries the script where there is no card.
+of training with cached and with uncached banks, and the share of the eigendecomposition in them, in
+float64 and in float32; a bfloat16 encoder compared with a float32 one; and how often a step waits
+for the card, according to the profiler. A section for which no time is left says so.
+``--device cpu --small`` tries the script where there is no card.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import itertools
 import platform
 import statistics
 import tempfile
@@ -39,7 +41,7 @@ Rows = list[list[str]]
 
 
 class Bench:
-    """The device, the time that is left, and the encoder's folder."""
+    """The device, the remaining time, and the encoder's folder."""
 
     def __init__(self, device: str, minutes: float, small: bool) -> None:
         self.device, self.small = torch.device(device), small
@@ -49,33 +51,36 @@ class Bench:
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """Remaining seconds."""
         return self.end - time.monotonic()
 
     def mapss(self, **options: Any) -> MAPSS:
+        """A scorer with the encoder of the folder."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # no preprocessor's settings beside random weights
+            warnings.simplefilter("ignore")  # the folder has no settings of a preprocessor
             return MAPSS(self.folder.name, layer=2, device=self.device, **options)
 
-    def timed(self, work: Callable[[], object], rounds: int = 3) -> tuple[float, float]:
-        """Median seconds over rounds, and the peak of allocated memory in GiB above the start."""
-        work()
-        start = self.allocated(reset=True)
-        found = []
+    def timed(self, function: Callable[[], object], rounds: int = 3) -> tuple[float, float]:
+        """Median seconds of a call, and GiB that it allocates at its peak, after one to warm up."""
+        function()
+        allocated_before = self.allocated(reset=True)
+        seconds = []
         for _ in range(rounds):
             began = time.perf_counter()
-            work()
+            function()
             self.wait()
-            found.append(time.perf_counter() - began)
-            if self.left < 5.0 * found[-1]:
+            seconds.append(time.perf_counter() - began)
+            if self.left < 5.0 * seconds[-1]:
                 break
-        return statistics.median(found), (self.allocated() - start) / 2**30
+        return statistics.median(seconds), (self.allocated() - allocated_before) / 2**30
 
     def wait(self) -> None:
+        """Until the card has finished what was queued."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def allocated(self, reset: bool = False) -> int:
+        """Peak of the allocated bytes; with ``reset`` the peak is reset, to the current bytes."""
         if self.device.type != "cuda":
             return 0
         if reset:
@@ -117,21 +122,24 @@ def errors(bench: Bench) -> str:
     points = references + 0.3 * normal(2), references, distortions
 
     def scored(name: str, device: torch.device, eigh: str) -> tuple[Tensor, Tensor]:
-        outputs, *rest = (x.double().to(device) for x in points)
+        outputs, references, distortions = (x.double().to(device) for x in points)
         outputs.requires_grad_()
         measure = F.perceptual_separation if name == "PS" else F.perceptual_match
         options = {} if name == "PS" else {"log": True}
-        score = measure(outputs, *rest, eigh=eigh, **options)
+        score = measure(outputs, references, distortions, eigh=eigh, **options)
         (gradient,) = torch.autograd.grad(score.sum(), outputs)
         return score.detach().cpu(), gradient.cpu()
 
     rows: Rows = []
     for name in ("PS", "log PM"):
-        true = scored(name, torch.device("cpu"), "float64")
+        on_cpu = scored(name, torch.device("cpu"), "float64")
         for eigh in ("float64", "float32"):
-            found = scored(name, bench.device, eigh)
-            worst = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, true)]
-            rows.append([name, eigh, *(f"{error:.1e}" for error in worst)])
+            on_device = scored(name, bench.device, eigh)
+            cells = []
+            for values, expected in zip(on_device, on_cpu):
+                error = float((values - expected).abs().max() / expected.abs().max())
+                cells.append(f"{error:.1e}")
+            rows.append([name, eigh, *cells])
     return table(["score", "eigh", "error of scores", "error of gradients"], rows)
 
 
@@ -139,28 +147,21 @@ def evaluation(bench: Bench) -> str:
     """Real-time factor of ``evaluate``; the paper's own code has 1.2 on an A6000."""
     mapss, rows = bench.mapss(), []
     lengths = (1.0,) if bench.small else (5.0, 30.0)
-    for seconds, sources, bounds in (
-        (s, n, b) for s in lengths for n in (2, 4) for b in (False, True)
-    ):
+    for seconds, sources, bounds in itertools.product(lengths, (2, 4), (False, True)):
         line = [f"{seconds:g}", str(sources), "yes" if bounds else "no"]
         if bench.left < 60.0:
             rows.append([*line, "no time left", ""])
             continue
         references = voices(seconds, sources)
-        estimates = leaky(references)
-
-        def work(
-            estimates: Tensor = estimates, references: Tensor = references, bounds: bool = bounds
-        ) -> None:
-            evaluate(
-                estimates=estimates,
-                references=references,
-                sample_rate=RATE,
-                mapss=mapss,
-                bounds=bounds,
-            )
-
-        took, memory = bench.timed(work, 2)
+        score = functools.partial(
+            evaluate,
+            estimates=leaky(references),
+            references=references,
+            sample_rate=RATE,
+            mapss=mapss,
+            bounds=bounds,
+        )
+        took, memory = bench.timed(score, 2)
         rows.append([*line, f"{took / seconds:.3f}", f"{memory:.2f}"])
     return table(["s", "sources", "bounds", "real-time factor", "peak GiB"], rows)
 
@@ -174,37 +175,37 @@ def training(bench: Bench) -> str:
     for eigh in ("float64", "float32"):
         loss = MAPSSLoss(bench.mapss(eigh=eigh))
         bank = loss.mapss.prepare(references)
-        for cached, given in (("cached", bank), ("uncached", references)):
+        for label, targets in (("cached", bank), ("uncached", references)):
             if bench.left < 40.0:
-                rows.append([eigh, cached, "no time left", "", ""])
+                rows.append([eigh, label, "no time left", "", ""])
                 continue
 
-            def work(given: Any = given, loss: MAPSSLoss = loss) -> None:
-                torch.autograd.grad(loss(estimates, given), estimates)
+            def step(targets: Any = targets, loss: MAPSSLoss = loss) -> None:
+                torch.autograd.grad(loss(estimates, targets), estimates)
 
-            took, memory = bench.timed(work)
+            took, memory = bench.timed(step)
             with decomposing(bench.wait) as spent:
                 began = time.perf_counter()
-                work()
+                step()
                 bench.wait()
                 share = sum(spent) / (time.perf_counter() - began)
-            rows.append([eigh, cached, f"{1.0 / took:.2f}", f"{memory:.2f}", f"{share:.2f}"])
+            rows.append([eigh, label, f"{1.0 / took:.2f}", f"{memory:.2f}", f"{share:.2f}"])
     return table(["eigh", "bank", "steps a second", "peak GiB", "share of eigh"], rows)
 
 
 @contextlib.contextmanager
 def decomposing(wait: Callable[[], object] = lambda: None) -> Iterator[list[float]]:
-    """Within, seconds that each eigendecomposition takes; ``wait`` is called around it."""
+    """A list that receives the seconds of each eigendecomposition; ``wait`` is called around it."""
     spent: list[float] = []
     eigh = linalg.eigh
 
     def watched(matrices: Tensor) -> tuple[Tensor, Tensor]:
         wait()
         began = time.perf_counter()
-        found = eigh(matrices)
+        decomposition = eigh(matrices)
         wait()
         spent.append(time.perf_counter() - began)
-        return found
+        return decomposition
 
     with mock.patch.object(linalg, "eigh", watched):
         yield spent
@@ -232,9 +233,11 @@ def encoders(bench: Bench) -> str:
         with torch.no_grad():
             took, memory = bench.timed(lambda e=mapss.encoder, w=waves: e(w))
             means.append(mapss(estimates, references).utterance())
-        moved = [float((getattr(means[-1], m) - getattr(means[0], m)).abs().max()) for m in
-                 ("ps", "pm", "log_pm")]  # fmt: skip
-        rows.append([dtype, f"{took:.3f}", f"{memory:.2f}", *(f"{change:.4f}" for change in moved)])
+        changes = []
+        for name in ("ps", "pm", "log_pm"):
+            change = getattr(means[-1], name) - getattr(means[0], name)
+            changes.append(f"{float(change.abs().max()):.4f}")
+        rows.append([dtype, f"{took:.3f}", f"{memory:.2f}", *changes])
     header = ["encoder", "seconds", "peak GiB", "change of PS", "of PM", "of log PM"]
     return table(header, rows)
 
@@ -264,9 +267,9 @@ def waiting(bench: Bench) -> str:
                 else:
                     value.backward()
             counts = Counter({event.key: event.count for event in seen.key_averages()})
-            read = counts["aten::_local_scalar_dense"] + counts["aten::nonzero"]
+            values_read = counts["aten::_local_scalar_dense"] + counts["aten::nonzero"]
             waits = sum(counts[wait] for wait in WAITS)
-            rows.append([f"{seconds:g}", name, str(read), str(waits), str(len(chunks))])
+            rows.append([f"{seconds:g}", name, str(values_read), str(waits), str(len(chunks))])
     return table(["s", "pass", "values read", "waits of the host", "eigh calls among them"], rows)
 
 
@@ -281,10 +284,11 @@ SECTIONS: dict[str, Callable[[Bench], str]] = {
 
 
 def heading(device: torch.device) -> str:
+    """Card and versions."""
     if device.type == "cuda":
-        free, whole = torch.cuda.mem_get_info(device)
+        free, total = torch.cuda.mem_get_info(device)
         capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
-        card = f"{torch.cuda.get_device_name(device)}, {whole / 2**30:.0f} GiB ({free / 2**30:.0f} "
+        card = f"{torch.cuda.get_device_name(device)}, {total / 2**30:.0f} GiB ({free / 2**30:.0f} "
         card += f"free), compute capability {capability}, CUDA {torch.version.cuda}"
     else:
         card = f"{device} (no card)"
@@ -293,23 +297,23 @@ def heading(device: torch.device) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=8.0)
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--minutes", type=float, default=8.0, help="limit of the run")
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:1 or cpu")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to try the script")
     parser.add_argument("--out", type=Path, help="page to write")
     options = parser.parse_args()
     bench = Bench(options.device, options.minutes, options.small)
-    parts = ["# On a graphics card", "Written by `benchmarks/gpu.py`.", heading(bench.device)]
-    print(parts[-1], flush=True)
+    paragraphs = ["# On a graphics card", "Written by `benchmarks/gpu.py`.", heading(bench.device)]
+    print(paragraphs[-1], flush=True)
     for name, section in SECTIONS.items():
         began = time.monotonic()
         text = section(bench) if bench.left > 20.0 else "No time left."
         about = (section.__doc__ or "").splitlines()[0]
-        parts += [f"## {name}", about, text]
+        paragraphs += [f"## {name}", about, text]
         took = time.monotonic() - began
         print(f"\n## {name} ({took:.0f} s)\n{about}\n\n{text}", flush=True)
     if options.out is not None:
-        options.out.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+        options.out.write_text("\n\n".join(paragraphs) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""What clearance and fidelity cost: beside PS and PM, the encoder, and an earlier version.
+"""Cost of clearance and fidelity, compared with PS and PM, the encoder, and an earlier version.
 
     python benchmarks/pair.py [--seconds 10] [--encoder mel] [--rounds 3] [--before COMMIT]
 
-Preparing (distort, normalise, encode), scoring of all frames, and forward with backward, for the
-pair alone and for PS and PM alone, in turn in one process; processor seconds, the least of the
-rounds. The real-time factor is preparing and scoring together over the duration.
+Preparing (distorting, normalising, encoding), scoring of all frames, and forward with backward are
+timed for the pair alone and for PS and PM alone, in turn in one process: processor seconds, the
+minimum of the rounds. The real-time factor is the time of preparing and scoring over the duration.
 
-``--before`` takes the package of another commit out of git into a temporary folder and runs the
-pair of both versions in two processes that work in turn, never at once: on voices, whose pauses
-0.4.0 did not score, and on noises without pauses, where both score the same frames.
+``--before`` extracts the package of another commit into a temporary folder and times the pair of
+both versions in two processes that run in turn, never at once: on voices, whose pauses 0.4.0 did
+not score, and on noises without pauses, where both score the same frames.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def step(mapss: MAPSS, estimates: torch.Tensor, bank: object, measures: tuple[st
     sum(getattr(scores, name).sum() for name in fields).backward()
 
 
-def works(
+def functions_of(
     references: torch.Tensor, encoder: str, names: tuple[str, ...]
 ) -> dict[str, Callable[[], None]]:
-    """What is timed, by name, for some of the measures of ``SETS``."""
+    """Name -> a function to time, for the sets of measures with these names in ``SETS``."""
     estimates = leaky(references)
     mapss = MAPSS(encoder)
 
@@ -68,20 +68,20 @@ def works(
 
 
 def answer(options: argparse.Namespace) -> None:
-    """Run each step that a line of the input names; print its processor seconds."""
-    works_of_signal = {
-        name: works(signal, options.encoder, (PAIR,))
+    """Run each step that a line of the input names as SIGNAL/STEP; print its processor seconds."""
+    functions = {
+        name: functions_of(signal, options.encoder, (PAIR,))
         for name, signal in signals(options.seconds).items()
     }
     for line in sys.stdin:
         signal, step = line.strip().split("/")
-        start = time.process_time()
-        works_of_signal[signal][step]()
-        print(time.process_time() - start, flush=True)
+        began = time.process_time()
+        functions[signal][step]()
+        print(time.process_time() - began, flush=True)
 
 
 def worker(package: Path, options: argparse.Namespace) -> subprocess.Popen[str]:
-    """A process that runs steps of the package in a folder, see :func:`answer`."""
+    """A process that runs steps with the package of a folder, see :func:`answer`."""
     command = [sys.executable, __file__, "--answer", "--seconds", str(options.seconds)]
     command += ["--encoder", options.encoder]
     environment = {**os.environ, "PYTHONPATH": str(package)}
@@ -96,42 +96,44 @@ def signals(seconds: float) -> dict[str, torch.Tensor]:
     return {"voices": voices(seconds).unsqueeze(0), "noises": noises}
 
 
-def asked(process: subprocess.Popen[str], name: str) -> float:
-    """Processor seconds of one step, by signal and name."""
+def seconds_in(process: subprocess.Popen[str], name: str) -> float:
+    """Processor seconds of a step SIGNAL/STEP in a worker."""
     assert process.stdin is not None
     assert process.stdout is not None
     print(name, file=process.stdin, flush=True)
     return float(process.stdout.readline())
 
 
-def beside(options: argparse.Namespace, runs: list[str]) -> str:
-    """Table of both versions: least seconds of all rounds, and their ratio."""
+def two_versions(options: argparse.Namespace, steps: list[str]) -> str:
+    """Table of both versions: minimum seconds over the rounds, and their ratio."""
     archive = ["git", "-C", str(HERE.parent), "archive", options.before, "torch_mapss"]
     with tempfile.TemporaryDirectory() as folder:
         packed = subprocess.run(archive, stdout=subprocess.PIPE, check=True).stdout
         subprocess.run(["tar", "-x", "-C", folder], input=packed, check=True)
-        with worker(Path(folder), options) as before, worker(HERE.parent, options) as now:
+        with worker(Path(folder), options) as before, worker(HERE.parent, options) as after:
             rows = []
             for signal in signals(options.seconds):
-                total = [0.0, 0.0]
-                for name in runs:
-                    step = f"{signal}/{name}"
-                    asked(before, step), asked(now, step)  # to warm up
-                    turns = [(asked(before, step), asked(now, step)) for _ in range(options.rounds)]
-                    least = [min(column) for column in zip(*turns)]
-                    total = [a + b for a, b in zip(total, least)]
-                    rows.append(row_of(signal, name, least))
-                rows.append(row_of(signal, "all three", total))
-            for process in (before, now):
+                total_before = total_after = 0.0
+                for step in steps:
+                    rounds_before, rounds_after = [], []
+                    for _ in range(1 + options.rounds):
+                        rounds_before.append(seconds_in(before, f"{signal}/{step}"))
+                        rounds_after.append(seconds_in(after, f"{signal}/{step}"))
+                    # The first round warms up.
+                    fastest_before, fastest_after = min(rounds_before[1:]), min(rounds_after[1:])
+                    rows.append(row_of(signal, step, fastest_before, fastest_after))
+                    total_before += fastest_before
+                    total_after += fastest_after
+                rows.append(row_of(signal, "all three", total_before, total_after))
+            for process in (before, after):
                 assert process.stdin is not None
                 process.stdin.close()
     return table(["signal", "step", f"{options.before} s", "now s", "now to before"], rows)
 
 
-def row_of(signal: str, step: str, seconds: list[float]) -> list[str]:
-    """A row of the table of two versions."""
-    before, now = seconds
-    return [signal, step, f"{before:.3f}", f"{now:.3f}", f"{now / before:.2f}"]
+def row_of(signal: str, step: str, before: float, after: float) -> list[str]:
+    """A row of the table of two versions, of processor seconds."""
+    return [signal, step, f"{before:.3f}", f"{after:.3f}", f"{after / before:.2f}"]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -139,10 +141,10 @@ def row_of(signal: str, step: str, seconds: list[float]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--encoder", default="mel")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--before", metavar="COMMIT", help="of the version to compare with")
+    parser.add_argument("--seconds", type=float, default=10.0, help="duration of the mixture")
+    parser.add_argument("--encoder", default="mel", help="of PS and PM")
+    parser.add_argument("--rounds", type=int, default=3, help="of which the fastest counts")
+    parser.add_argument("--before", metavar="COMMIT", help="of an earlier version to compare with")
     parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.answer:
@@ -155,7 +157,7 @@ def main() -> None:
         with torch.no_grad():
             mapss.encoder(estimates)
 
-    runs = {"encoding the estimates": encode} | works(references, options.encoder, (*SETS,))
+    runs = {"encoding the estimates": encode} | functions_of(references, options.encoder, (*SETS,))
     best = in_turn(runs, options.rounds)
     rows = []
     for name, seconds in best.items():
@@ -170,11 +172,11 @@ def main() -> None:
     )
     print(table(["step", "s", "ratio to PS, PM"], rows))
     for name in SETS:
-        whole = best[f"preparing {name}"] + best[f"scoring {name}"]
-        print(f"\nReal-time factor of {name}: {whole / options.seconds:.3f}.")
+        seconds = best[f"preparing {name}"] + best[f"scoring {name}"]
+        print(f"\nReal-time factor of {name}: {seconds / options.seconds:.3f}.")
     if options.before:
         print("\nThe pair of two versions, in turn:\n")
-        print(beside(options, [name for name in runs if PAIR in name]))
+        print(two_versions(options, [name for name in runs if PAIR in name]))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""Time and scores beside the reference implementation (PyPI ``mapss-measures``), in one run.
+"""Time and scores of the package and of the reference implementation (PyPI ``mapss-measures``).
 
     python benchmarks/reference_speed.py --reference-python ref/bin/python
     python benchmarks/reference_speed.py --reference-python ref/bin/python \\
         --references a.wav b.wav --estimates ea.wav eb.wav --encoder wav2vec2-large
 
 Without files a synthetic mixture is scored: two sources, five seconds, 16 kHz. Each side runs in
-its own process, one after the other, with bounds on, and says how long its imports and its scoring
-took. Times depend on the machine; the ratio within a run hardly does. Scores are printed side by
-side, ours with ``convention="reference"``: from embeddings on the two agree, while distortion
-banks, activity and the frame grid are each package's own, so utterance means differ. With
-``--reference-python`` left out only our side runs.
+its own process, one after the other, with bounds, and reports the times of its imports and of its
+scoring. Times depend on the machine; their ratio within a run hardly does. Scores are printed side
+by side, ours with ``convention="reference"``. Given the same embeddings the two agree; distortion
+banks, activity and frame grids differ, and with them the means over an utterance. Without
+``--reference-python`` only our side runs.
 """
 
 from __future__ import annotations
@@ -41,37 +41,36 @@ MODELS = {  # our encoder names -> the reference implementation's
 
 def score_reference(job: dict[str, Any]) -> dict[str, Any]:
     """The reference implementation through its public entry point."""
-    start = time.perf_counter()
+    began = time.perf_counter()
     import mapss
-    import mapss.engine  # which the first call would load
+    import mapss.engine  # otherwise imported, and timed, by the first call
 
     loaded = time.perf_counter()
     result = mapss.mapss(
         job["references"], job["estimates"], model=MODELS[job["encoder"]], add_ci=True
     )
     done = time.perf_counter()
-    bounds = result.ci.drop(columns="timestamp_ms")
+    means = result.ci.drop(columns="timestamp_ms").mean()  # a column for each bound of each source
+
+    def bounds(suffix: str) -> list[float]:
+        return means[means.index.str.endswith(suffix)].tolist()
+
     return {
-        "imports": loaded - start,
+        "imports": loaded - began,
         "scoring": done - loaded,
         "frames": result.summary["ps_frames"].tolist(),
         "ps": result.summary["ps"].tolist(),
         "pm": result.summary["pm"].tolist(),
-        **{
-            name: [float(bounds[c].mean()) for c in bounds.columns if c.endswith(suffix)]
-            for name, suffix in {
-                "ps radius": "_ps_bias",
-                "ps tail": "_ps_prob",
-                "pm radius": "_pm_bias",
-                "pm tail": "_pm_prob",
-            }.items()
-        },
+        "ps radius": bounds("_ps_bias"),
+        "ps tail": bounds("_ps_prob"),
+        "pm radius": bounds("_pm_bias"),
+        "pm tail": bounds("_pm_prob"),
     }
 
 
 def score_ours(job: dict[str, Any]) -> dict[str, Any]:
-    """The same work with torch_mapss: distort, encode, score, bounds."""
-    start = time.perf_counter()
+    """The same steps with torch_mapss: distort, encode, score, bounds."""
+    began = time.perf_counter()
     import torch
 
     import torch_mapss
@@ -100,7 +99,7 @@ def score_ours(job: dict[str, Any]) -> dict[str, Any]:
         return [float(row[on].mean()) for row, on in zip(frames[0], active, strict=True)]
 
     return {
-        "imports": loaded - start,
+        "imports": loaded - began,
         "scoring": done - loaded,
         "frames": active.sum(-1).tolist(),
         "ps": means(scores.ps),
@@ -116,7 +115,7 @@ SIDES = {"reference": score_reference, "ours": score_ours}
 
 
 def run_side(side: str, python: str, job: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Score in a process of its own; its answer comes back as a JSON file."""
+    """Score in a separate process, which reads and writes JSON files in the folder."""
     request, answer = folder / f"{side}_job.json", folder / f"{side}.json"
     request.write_text(json.dumps(job))
     command = [python, str(Path(__file__).resolve()), "--side", side, str(request), str(answer)]
@@ -128,9 +127,9 @@ def run_side(side: str, python: str, job: dict[str, Any], folder: Path) -> dict[
 
 
 def write_synthetic(folder: Path, seconds: float) -> dict[str, list[str]]:
-    """The synthetic mixture as float wave files, which both sides read."""
+    """Write the synthetic mixture as float wave files, which both sides read."""
     import soundfile
-    from common import leaky, voices  # loads torch, which each side does on its own clock
+    from common import leaky, voices  # here, as it imports torch, which is timed on each side
 
     references = voices(seconds)
     job: dict[str, list[str]] = {}
@@ -143,22 +142,23 @@ def write_synthetic(folder: Path, seconds: float) -> dict[str, list[str]]:
 
 def report(reference: dict[str, Any] | None, ours: dict[str, Any] | None) -> None:
     """Times, their ratio, and the means per source side by side."""
-    from common import table  # loads torch, which each side does on its own clock
+    from common import table  # here, as it imports torch, which is timed on each side
 
     sides = {"released package": reference, "torch_mapss": ours}
-    there = {name: side for name, side in sides.items() if side is not None}
+    results = {name: side for name, side in sides.items() if side is not None}
     rows = [
-        [name, f"{side['imports']:.1f}", f"{side['scoring']:.1f}"] for name, side in there.items()
+        [name, f"{side['imports']:.1f}", f"{side['scoring']:.1f}"] for name, side in results.items()
     ]
     print(table(["", "imports s", "scoring s"], rows))
     if reference is not None and ours is not None:
         print(f"\nRatio of scoring: {reference['scoring'] / ours['scoring']:.1f}.")
     rows = []
+    sources = len((reference or ours or {})["frames"])
     for key in ("frames", "ps", "pm", "ps radius", "ps tail", "pm radius", "pm tail"):
-        for source in range(len((reference or ours or {})[key])):
-            values = [side[key][source] for side in there.values()]
+        for source in range(sources):
+            values = [side[key][source] for side in results.values()]
             rows.append([f"{key}, source {source}", *(f"{value:.4f}" for value in values)])
-    print("\n" + table(["mean", *there], rows))
+    print("\n" + table(["mean", *results], rows))
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -167,7 +167,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--no-ours", action="store_true", help="run the reference side only")
     parser.add_argument("--references", nargs="+", help="audio files; default: a synthetic mixture")
     parser.add_argument("--estimates", nargs="+", help="audio files, in the order of references")
-    parser.add_argument("--encoder", default="waveform", choices=sorted(MODELS))
+    parser.add_argument(
+        "--encoder", default="waveform", choices=sorted(MODELS), help="of both sides"
+    )
     parser.add_argument(
         "--seconds", type=float, default=5.0, help="length of the synthetic mixture"
     )
@@ -180,15 +182,17 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def compare(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        job: dict[str, Any] = {}
         if options.references is None:
-            job: dict[str, Any] = write_synthetic(folder, options.seconds)
+            job |= write_synthetic(folder, options.seconds)
         else:
             paths = {"references": options.references, "estimates": options.estimates}
-            job = {key: [str(Path(p).resolve()) for p in value] for key, value in paths.items()}
+            for key, files in paths.items():
+                job[key] = [str(Path(file).resolve()) for file in files]
         job["encoder"] = options.encoder
         reference = ours = None
         if options.reference_python:
-            # absolute, but not resolved: a virtual environment's interpreter is a link
+            # Not resolved: the interpreter of a virtual environment is a link.
             python = str(Path(options.reference_python).absolute())
             reference = run_side("reference", python, job, folder)
         if not options.no_ours:
@@ -198,7 +202,7 @@ def compare(options: argparse.Namespace) -> None:
 
 def main() -> None:
     if sys.argv[1:2] == ["--side"]:
-        del sys.path[0]  # this folder, whose coverage.py would hide the package of that name
+        del sys.path[0]  # the folder of this script, whose coverage.py hides the package coverage
         side, request, answer = sys.argv[2:5]
         result = SIDES[side](json.loads(Path(request).read_text()))
         Path(answer).write_text(json.dumps(result))

@@ -1,10 +1,10 @@
-"""Runs the benchmarks and writes one page: `RESULTS.md` beside this file.
+"""Run the benchmarks and write one page, `RESULTS.md` in the folder of this file.
 
     python benchmarks/run_all.py [--only core pair …] [--reference-python ref/bin/python]
         [--against CHECKOUT]
 
-The page begins with machine, versions and commit; each section gives its command. Scripts that need
-a graphics card or the released package are left out where these are missing.
+Each section of the page names its command, machine, versions and commit. Scripts that need a
+graphics card or the released package are left out where these are missing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch_mapss
 HERE = Path(__file__).resolve().parent
 COMMIT = re.compile(r"\(commit (\w+)\)")
 PAGE = HERE / "RESULTS.md"
-# Name of the script -> title and what it is asked.
+# Name of the script -> title of its section, and its arguments.
 SECTIONS: dict[str, tuple[str, list[str]]] = {
     "core": ("Kernels", []),
     "pair": ("Clearance and fidelity beside PS and PM, and 0.4.0", ["--before", "d0e31ac"]),
@@ -53,8 +53,8 @@ def machine() -> str:
         model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model n"))
     except (OSError, UnicodeDecodeError, StopIteration):  # not Linux, or not x86
         pass
-    asked = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(asked, capture_output=True, text=True).stdout.strip() or "none"
+    command = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, text=True).stdout.strip() or "none"
     return (
         f"{model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start. "
         f"torch_mapss {torch_mapss.__version__} (commit {commit}), torch {torch.__version__}, "
@@ -64,30 +64,33 @@ def machine() -> str:
 
 
 def stored() -> dict[str, str]:
-    """The sections of the page as it stands."""
+    """Name -> section, of the page as it is."""
     text = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
-    parts = text.split("<!-- ")[1:]
-    return {part.split(" -->")[0]: part.split(" -->", 1)[1].strip() for part in parts}
+    sections = {}
+    for marked in text.split("<!-- ")[1:]:
+        name, _, body = marked.partition(" -->")
+        sections[name] = body.strip()
+    return sections
 
 
 def section(name: str, options: argparse.Namespace) -> str:
-    """Run one script; its section of the page."""
+    """Run one script; returns its section of the page."""
     title, arguments = SECTIONS[name]
     if name == "reference_speed" and options.reference_python:
         arguments = ["--reference-python", options.reference_python]
     if name == "sets" and options.against:
         arguments = [*arguments, "--against", options.against]
-    start = time.perf_counter()
+    began = time.perf_counter()
     command = [sys.executable, str(HERE / f"{name}.py"), *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     shown = " ".join(["python", f"benchmarks/{name}.py", *SECTIONS[name][1]])
-    took = time.perf_counter() - start
-    return f"## {title}\n\n`{shown}` ({took:.0f} s)\n\n{done.stdout.strip()}\n\n{machine()}"
+    took = time.perf_counter() - began
+    return f"## {title}\n\n`{shown}` ({took:.0f} s)\n\n{finished.stdout.strip()}\n\n{machine()}"
 
 
 def page(sections: dict[str, str]) -> str:
-    """All sections there are, and which there are not."""
-    commits = {commit for text in sections.values() for commit in COMMIT.findall(text)}
+    """The whole page: head, with the sections that are missing, and the others in order."""
+    commits = set(COMMIT.findall("\n".join(sections.values())))
     head = "# Benchmarks: what the scripts printed\n\nWritten by `benchmarks/run_all.py`."
     if len(commits) > 1:
         head += (
@@ -103,7 +106,7 @@ def page(sections: dict[str, str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, help="these alone; others stay")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, help="keep the other sections")
     parser.add_argument("--reference-python", help="interpreter with mapss-measures installed")
     parser.add_argument("--against", help="checkout of another version, for sets.py")
     options = parser.parse_args()

@@ -1,9 +1,10 @@
-"""What perceptual losses cost a training step, and what smaller banks and fewer frames change.
+"""Cost of perceptual losses in a training step, and the effect of smaller banks and fewer frames.
 
     python benchmarks/training_step.py [--batch 8] [--seconds 4]
 
-One thread, processor seconds, the least of several rounds: ratios count, times do not. Mixtures of
-two, 16 kHz, encoder ``mel``; the separator is that of ``recipes/separator_training.py``.
+One thread; processor seconds, the minimum of several rounds, of which only ratios carry over to
+other machines. Mixtures of two sources at 16 kHz, encoder ``mel``; the separator is that of
+``recipes/separator_training.py``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 from common import forget_peak, leaky, least_time, resident, table, voices
+from scipy import stats
 from torch import Tensor
 
 from torch_mapss import DecompositionLoss, DistortionBank, MAPSSLoss
@@ -27,6 +29,7 @@ from separator_training import Separator
 
 
 def small(size: int) -> dict[str, DistortionBank]:
+    """Banks of PS and PM with ``size`` distortions, as arguments of a loss."""
     return {f"{kind}_bank": DistortionBank(kind, size=size) for kind in ("separation", "match")}
 
 
@@ -68,18 +71,18 @@ def costs(references: Tensor) -> str:
         loss = make()
         bank = loss.prepare(references)
 
-        def both(loss: PerceptualLoss = loss, bank: Any = bank) -> object:
+        def gradient(loss: PerceptualLoss = loss, bank: Any = bank) -> object:
             return torch.autograd.grad(loss(estimates, bank), estimates)
 
         seconds = [
             least_time(lambda loss=loss: loss.prepare(references), 1),
             least_time(lambda loss=loss, bank=bank: loss(estimates, bank), 1),
-            least_time(both, 1),
+            least_time(gradient, 1),
         ]
         forget_peak()
-        before = resident("VmRSS")
+        memory_before = resident("VmRSS")
         seconds.append(least_time(lambda loss=loss, bank=bank: step(lambda e: loss(e, bank)), 1))
-        peak = 1024 * (resident("VmHWM") - before)
+        peak = 1024 * (resident("VmHWM") - memory_before)
         rows.append([name, *(f"{s:.2f}" for s in seconds)])
         rows[-1] += [f"{bank.nbytes / 2**20:.0f}", f"{peak:.0f}"]
     titles = "loss|preparing, once a mixture [s]|forward [s]|forward and backward [s]"
@@ -94,22 +97,21 @@ def smaller_banks(references: Tensor) -> str:
     outputs = [references + leak * (references.flip(1) + 0.05 * noise) for leak in leaks]
     rows = []
     for title, weights in {"1 - PS": PS_ONLY, "log(1 - log PM)": PM_ONLY}.items():
-        whole: Tensor | None = None
+        of_whole_bank: Tensor | None = None
         for size in (None, 40, 24, 16, 8):
             banks = {} if size is None else small(size)
             loss = MAPSSLoss(encoder="mel", reduction="none", **weights, **banks)
             bank = loss.prepare(references)
             values = torch.cat([loss(output, bank).flatten() for output in outputs])
-            whole = values if whole is None else whole
-            ranks = torch.stack([values, whole]).argsort(-1).argsort(-1).double()
-            agreement = float(torch.corrcoef(ranks)[0, 1])
-            rows.append([title, size or "all", f"{float(values.mean()):.3f}", f"{agreement:.3f}"])
+            of_whole_bank = values if of_whole_bank is None else of_whole_bank
+            srcc = stats.spearmanr(values, of_whole_bank).statistic
+            rows.append([title, size or "all", f"{float(values.mean()):.3f}", f"{srcc:.3f}"])
     titles = ["loss", "distortions", "mean", "rank correlation with the whole bank"]
     return table(titles, rows)
 
 
 def fewer_frames(references: Tensor) -> str:
-    """Table of random frames: bias and spread of the loss over draws."""
+    """Table of numbers of random frames: bias and spread of the loss over draws."""
     estimates = leaky(references, 0.2)
     loss = MAPSSLoss(encoder="mel", **PS_ONLY, **small(16))
     bank = loss.prepare(references)
@@ -127,8 +129,8 @@ def fewer_frames(references: Tensor) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--batch", type=int, default=8, help="mixtures of a step")
+    parser.add_argument("--seconds", type=float, default=4.0, help="duration of each")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{options.batch} mixtures of two, {options.seconds:g} s, one thread.\n", flush=True)

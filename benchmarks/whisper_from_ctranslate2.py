@@ -1,12 +1,12 @@
-"""Turn a Whisper in CTranslate2's format into a folder of transformers, for its real weights.
+"""Convert a Whisper from CTranslate2's format to a folder that transformers reads.
 
     python benchmarks/whisper_from_ctranslate2.py FOLDER OUT
 
-FOLDER holds ``model.bin``, as faster-whisper and programs around it ship it (16 or 32 bit floats;
-quantised files are refused). OUT then serves as an encoder: ``load_encoder(OUT, layer=1)``.
+FOLDER holds ``model.bin``, as faster-whisper and related programs distribute it (16 or 32 bit
+floats; quantised files are refused). OUT is then an encoder: ``load_encoder(OUT, layer=1)``.
 
-The sizes are read from the weights and the whole model, decoder included, is built from them: every
-weight of the architecture must be there in its shape, and nothing may be left over.
+The whole model, decoder included, is built with the sizes of the weights: every weight of the
+architecture must be present in its shape, and none may be left over.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from torch import Tensor
 
 FLOATS = {0: np.float32, 4: np.float16}
 INTEGERS = {1: np.int8, 2: np.int16, 3: np.int32}
-# CTranslate2 -> transformers. `linear_0` of an attention holds queries, keys and values as one.
-PARTS = {
+# CTranslate2 -> transformers. `linear_0` of an attention holds queries, keys and values in one
+# matrix.
+BLOCK_WEIGHTS = {
     "self_attention/linear_0": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "self_attention/linear_1": ("self_attn.out_proj",),
     "self_attention/layer_norm": ("self_attn_layer_norm",),
@@ -37,7 +38,7 @@ PARTS = {
     "ffn/layer_norm": ("final_layer_norm",),
 }
 FIELDS = {"gamma": "weight", "beta": "bias", "weight": "weight", "bias": "bias"}
-WHOLE = {
+OTHER_WEIGHTS = {
     "encoder/position_encodings/encodings": "model.encoder.embed_positions.weight",
     "decoder/position_encodings/encodings": "model.decoder.embed_positions.weight",
     "decoder/embeddings/weight": "model.decoder.embed_tokens.weight",
@@ -48,7 +49,7 @@ def read_variables(path: Path) -> dict[str, np.ndarray]:
     """Name -> array of every variable of a ``model.bin``.
 
     Raises:
-        ValueError: the file holds another model, or numbers that are no plain floats.
+        ValueError: the file holds another model, or weights that are quantised.
     """
     with path.open("rb") as file:
         version, kind = _number(file, "I"), _string(file)
@@ -66,29 +67,30 @@ def _number(file: BinaryIO, kind: str) -> int:
 
 
 def _string(file: BinaryIO) -> str:
-    return file.read(_number(file, "H"))[:-1].decode()  # it ends on a zero
+    return file.read(_number(file, "H"))[:-1].decode()  # without the zero byte at its end
 
 
 def _variable(file: BinaryIO, path: Path) -> tuple[str, np.ndarray]:
     name = _string(file)
     shape = [_number(file, "I") for _ in range(_number(file, "B"))]
     kind, data = _number(file, "B"), file.read(_number(file, "I"))
-    known = FLOATS if name.rsplit("/", 1)[-1] in {*FIELDS, "encodings"} else {**FLOATS, **INTEGERS}
-    if kind not in known:
+    is_weight = name.rsplit("/", 1)[-1] in {*FIELDS, "encodings"}
+    dtypes = FLOATS if is_weight else {**FLOATS, **INTEGERS}
+    if kind not in dtypes:
         raise ValueError(
             f"{name} of {path} should be of 16 or 32 bit floats, but is of kind {kind}: quantised "
             "weights are not those of the model. Take the float16 or float32 conversion."
         )
-    return name, np.frombuffer(data, known[kind]).reshape(shape)
+    return name, np.frombuffer(data, dtypes[kind]).reshape(shape)
 
 
 def to_transformers(variables: dict[str, np.ndarray]) -> dict[str, Tensor]:
-    """The weights under the names of transformers' whole model."""
+    """The weights under their names in `WhisperForConditionalGeneration`."""
     tensors: dict[str, Tensor] = {}
     for name, array in variables.items():
         field = FIELDS.get(name.rsplit("/", 1)[-1])
-        if name in WHOLE:
-            tensors[WHOLE[name]] = torch.from_numpy(array.astype(np.float32))
+        if name in OTHER_WEIGHTS:
+            tensors[OTHER_WEIGHTS[name]] = torch.from_numpy(array.astype(np.float32))
         elif field is not None:
             tensors.update(_renamed(name, field, array))
     tensors["proj_out.weight"] = tensors["model.decoder.embed_tokens.weight"]
@@ -100,17 +102,18 @@ def _renamed(name: str, field: str, array: np.ndarray) -> Iterator[tuple[str, Te
     targets, block = ("/".join(middle),), ""
     if middle[0].startswith("layer_") and middle[0] != "layer_norm":
         block = f"layers.{middle[0].removeprefix('layer_')}."
-        targets = PARTS["/".join(middle[1:])]
-    for target, part in zip(targets, np.split(array.astype(np.float32), len(targets)), strict=True):
+        targets = BLOCK_WEIGHTS["/".join(middle[1:])]
+    weights = np.split(array.astype(np.float32), len(targets))
+    for target, weight in zip(targets, weights, strict=True):
         if target.endswith("k_proj") and field == "bias":
-            if part.any():
-                raise ValueError(f"{name} has a bias of keys, of which Whisper has none.")
+            if weight.any():
+                raise ValueError(f"{name} has a bias of keys, which Whisper does not have.")
             continue
-        yield f"model.{side}.{block}{target}.{field}", torch.from_numpy(part.copy())
+        yield f"model.{side}.{block}{target}.{field}", torch.from_numpy(weight.copy())
 
 
 def read_config(variables: dict[str, np.ndarray]) -> Any:
-    """The architecture, by the shapes of its weights."""
+    """The architecture, inferred from the shapes of its weights."""
     from transformers import WhisperConfig
 
     def layers(side: str) -> int:
@@ -135,14 +138,14 @@ def read_config(variables: dict[str, np.ndarray]) -> Any:
 
 
 def _special_tokens(vocabulary: int) -> dict[str, int]:
-    """The end of text: 50256 of the English vocabulary, 50257 of the others; Whisper's sizes."""
+    """Ids of special tokens: the end of text is 50256 in the English vocabulary, else 50257."""
     end = min(50_256 if vocabulary == 51_864 else 50_257, vocabulary - 2)
     names = ("pad_token_id", "bos_token_id", "eos_token_id")
     return {**dict.fromkeys(names, end), "decoder_start_token_id": end + 1}
 
 
 def convert(source: Path, target: Path) -> Any:
-    """Write the folder and return the model.
+    """Write the folder; returns the model.
 
     Raises:
         ValueError: a weight is missing, left over or of another shape.
@@ -155,7 +158,9 @@ def convert(source: Path, target: Path) -> Any:
     try:
         model.load_state_dict(to_transformers(variables), strict=True)
     except RuntimeError as error:
-        raise ValueError(f"{source} does not hold the Whisper its sizes say: {error}") from error
+        raise ValueError(
+            f"the weights of {source} do not fit the Whisper of their sizes: {error}"
+        ) from error
     model.save_pretrained(target)
     transformers.WhisperFeatureExtractor(feature_size=config.num_mel_bins).save_pretrained(target)
     return model

@@ -65,8 +65,8 @@ def test_standard_errors_of_excerpts_hold_the_scores_of_the_whole(
     benchmark = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(benchmark)
     for name, drawn in benchmark.excerpts_of(*benchmark.swelling(), draws=30).items():
-        errors = (drawn.scores - drawn.whole).abs()
+        errors = (drawn.scores - drawn.scores_of_whole).abs()
         assert (errors <= 2.0 * drawn.errors).double().mean() > 0.8, name
         assert drawn.errors.mean() < 0.06, name  # so wide that it says nothing would not do
     for name, drawn in benchmark.excerpts_of(*benchmark.short_music(), draws=10).items():
-        assert (drawn.scores - drawn.whole).abs().max() < 0.03, name
+        assert (drawn.scores - drawn.scores_of_whole).abs().max() < 0.03, name

@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from torch_mapss.audio import frame_rms
 
 SCORES = ("clearance", "fidelity", "ps", "pm")
 SUFFIXES = ("", "_radius", "_tail")  # of the score itself and of its bounds
-FIELDS = tuple(f"{name}{suffix}" for name in SCORES for suffix in SUFFIXES)
+FIELDS = tuple(map("".join, itertools.product(SCORES, SUFFIXES)))
 THRESHOLDS = tuple(k / 10 for k in range(1, 11))
 DRAWS = 20  # shuffles
 _Array = NDArray[Any]

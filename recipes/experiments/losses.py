@@ -120,7 +120,9 @@ def train(
 
 def run(options: argparse.Namespace) -> toolkit.Rows:
     """Train and test every arm with every seed."""
-    columns = [column(name, encoder) for encoder in options.encoders for name in PAIR]
+    columns = []
+    for encoder in options.encoders:
+        columns += [column(name, encoder) for name in PAIR]
     settings = toolkit.settings_of(options, "seeds", "speech")
     rows = toolkit.Rows(options.out, ("arm", "seed"), (*WAVEFORM_MEASURES, *columns), settings)
     missing = []

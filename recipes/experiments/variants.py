@@ -7,6 +7,7 @@ are decomposed in the same way.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -33,7 +34,7 @@ NAMES = (
     *(f"t = {time}" for time in TIMES),
     CONTROL,
 )
-COLUMNS = tuple(f"{name}: {kind}" for name in NAMES for kind in ("clearance", "fidelity"))
+COLUMNS = tuple(map(": ".join, itertools.product(NAMES, ("clearance", "fidelity"))))
 
 
 class Prepared(NamedTuple):
