@@ -73,7 +73,7 @@ def covered(points_of_outputs: Sequence[Points], size: int) -> dict[str, Coverag
 
 
 def main(arguments: Sequence[str] | None = None) -> list[list[str]]:
-    parser = toolkit.parser(__doc__)
+    parser = toolkit.parser(__doc__, without=("--convention", "--bank-size"))
     options = parser.parse_args(arguments)
     lines = []
     for encoder in options.encoders:

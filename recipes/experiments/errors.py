@@ -31,7 +31,9 @@ def percent(value: float) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> list[list[str]]:
-    parser = toolkit.parser(__doc__, ratings=True)
+    parser = toolkit.parser(
+        __doc__, ratings=True, without=("--convention", "--mixtures", "--seconds")
+    )
     options = parser.parse_args(arguments)
     (encoder,) = options.encoders
     lines = []

@@ -317,15 +317,17 @@ def models_of(encoders: Sequence[str]) -> dict[str, list[str]]:
     """Model -> its encoders NAME@LAYER in the order of layers, where there are several."""
     models: dict[str, list[str]] = {}
     for encoder in encoders:
-        model, _, layer = encoder.rpartition("@")
-        if layer.isdigit():
+        model, layer = toolkit.model_and_layer(encoder)
+        if layer is not None:
             models.setdefault(model, []).append(encoder)
     return {m: sorted(layers, key=layer_of) for m, layers in models.items() if len(layers) > 1}
 
 
 def layer_of(encoder: str) -> int:
     """The layer of ``NAME@LAYER``."""
-    return int(encoder.rpartition("@")[2])
+    _, layer = toolkit.model_and_layer(encoder)
+    assert layer is not None
+    return layer
 
 
 def max_min(table: pd.DataFrame, layers: Sequence[str]) -> list[float]:

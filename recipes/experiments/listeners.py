@@ -233,7 +233,12 @@ def saturation(rows: toolkit.Rows) -> str:
 
 def layers_of(measures: Sequence[Column]) -> dict[str, int]:
     """``NAME@LAYER`` -> the layer, of the encoders that are named so."""
-    return {c.encoder: int(c.encoder.rpartition("@")[2]) for c in measures if "@" in c.encoder}
+    layers = {}
+    for column in measures:
+        _, layer = toolkit.model_and_layer(column.encoder)
+        if layer is not None:
+            layers[column.encoder] = layer
+    return layers
 
 
 def max_min(measures: Sequence[Column], tables: Mapping[str, pd.DataFrame]) -> str:
@@ -335,8 +340,8 @@ def main(arguments: Sequence[str] | None = None) -> Mapping[str, toolkit.Rows | 
     rival_rows = None if options.no_rivals else rivals.run(options)
     varied = None if options.no_variants else vary(options, ratings, options.encoders[0])
     toolkit.finish(options, "listeners", page(options, arguments, rows, rival_rows, varied))
-    if sum("@" in encoder for encoder in rows.distinct("encoder")) > 1:
-        measures = columns(rows, None)
+    measures = columns(rows, None)
+    if len(layers_of(measures)) > 1:
         tables = {q: all_measures(measures, q, ratings) for q in ratings.questions}
         draw_layers(measures, tables, options.out / "layers.png")
     return {"scores": rows, "rivals": rival_rows, "variants": varied}

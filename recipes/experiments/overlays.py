@@ -43,7 +43,7 @@ def spectrogram(wave: Tensor) -> Tensor:
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, dict[str, Tensor]]:
-    parser = toolkit.parser(__doc__)
+    parser = toolkit.parser(__doc__, without=("--sample-frames",))
     parser.add_argument("--system", help="whose output is shown (default: the first)")
     options = parser.parse_args(arguments)
     curves_by_encoder = {}

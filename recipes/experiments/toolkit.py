@@ -16,7 +16,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -56,7 +56,12 @@ SEED = 0  # of random frames, noise and random weights
 
 
 def parser(
-    doc: str | None, *, manifest: bool = True, scoring: bool = True, ratings: bool = False
+    doc: str | None,
+    *,
+    manifest: bool = True,
+    scoring: bool = True,
+    ratings: bool = False,
+    without: Collection[str] = (),
 ) -> argparse.ArgumentParser:
     """A parser with the options that the experiments share.
 
@@ -65,44 +70,33 @@ def parser(
         manifest: add the options that choose mixtures.
         scoring: add the encoders and the options of scoring.
         ratings: add the file of ratings.
+        without: options that the script does not read, which are left out.
     """
     made = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--out", type=Path, required=True, help="folder of the results")
-    made.add_argument("--page", type=Path, help="file to write the page to as well")
+
+    def add(option: str, **settings: Any) -> None:
+        if option not in without:
+            made.add_argument(option, **settings)
+
+    add("--out", type=Path, required=True, help="folder of the results")
+    add("--page", type=Path, help="file to write the page to as well")
     if manifest:
-        made.add_argument("--manifest", type=Path, required=True, help="JSON file of mixtures")
-        made.add_argument("--mixtures", type=int, metavar="N", help="only N of them, evenly spaced")
-        made.add_argument("--seconds", type=float, help="only the beginning of each mixture")
+        add("--manifest", type=Path, required=True, help="JSON file of mixtures")
+        add("--mixtures", type=int, metavar="N", help="only N of them, evenly spaced")
+        add("--seconds", type=float, help="only the beginning of each mixture")
     if scoring:
-        made.add_argument(
-            "--encoders",
-            nargs="+",
-            default=["mel"],
-            metavar="NAME[@LAYER]",
-            help="names, folders or hub ids (default: mel)",
-        )
-        made.add_argument(
-            "--convention",
-            choices=("paper", "reference"),
-            default="paper",
-            help="of PS and PM: as in the paper, or as in its released code (default: paper)",
-        )
-        made.add_argument(
-            "--sample-frames",
-            type=int,
-            metavar="N",
-            help="random frames of each clip (default: all)",
-        )
-        made.add_argument(
-            "--bank-size", type=int, metavar="N", help="distortions for PS and PM (default: all)"
-        )
-        made.add_argument("--device", help="of encoders and scores, e.g. cuda")
+        encoders = {"default": ["mel"], "help": "names, folders or hub ids (default: mel)"}
+        add("--encoders", nargs="+", metavar="NAME[@LAYER]", **encoders)
+        conventions = {"choices": ("paper", "reference"), "default": "paper"}
+        about = "of PS and PM: as in the paper, or as in its released code (default: paper)"
+        add("--convention", **conventions, help=about)
+        add("--sample-frames", type=int, metavar="N", help="random frames a clip (default: all)")
+        add("--bank-size", type=int, metavar="N", help="distortions for PS and PM (default: all)")
+        add("--device", help="of encoders and scores, e.g. cuda")
     if ratings:
-        made.add_argument(
-            "--ratings", type=Path, required=True, help="CSV file, as for torch-mapss correlate"
-        )
+        add("--ratings", type=Path, required=True, help="CSV file, as for torch-mapss correlate")
     return made
 
 
