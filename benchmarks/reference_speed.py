@@ -50,10 +50,11 @@ def score_reference(job: dict[str, Any]) -> dict[str, Any]:
         job["references"], job["estimates"], model=MODELS[job["encoder"]], add_ci=True
     )
     done = time.perf_counter()
-    means = result.ci.drop(columns="timestamp_ms").mean()  # a column for each bound of each source
 
-    def bounds(suffix: str) -> list[float]:
-        return means[means.index.str.endswith(suffix)].tolist()
+    def means(suffix: str) -> list[float]:
+        """Of a kind of bound, by source."""
+        columns = [name for name in result.ci if name.endswith(suffix)]
+        return result.ci[columns].mean().tolist()
 
     return {
         "imports": loaded - began,
@@ -61,10 +62,10 @@ def score_reference(job: dict[str, Any]) -> dict[str, Any]:
         "frames": result.summary["ps_frames"].tolist(),
         "ps": result.summary["ps"].tolist(),
         "pm": result.summary["pm"].tolist(),
-        "ps radius": bounds("_ps_bias"),
-        "ps tail": bounds("_ps_prob"),
-        "pm radius": bounds("_pm_bias"),
-        "pm tail": bounds("_pm_prob"),
+        "ps radius": means("_ps_bias"),
+        "ps tail": means("_ps_prob"),
+        "pm radius": means("_pm_bias"),
+        "pm tail": means("_pm_prob"),
     }
 
 
