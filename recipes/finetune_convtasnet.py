@@ -53,7 +53,7 @@ if __name__ == "__main__":
 
 import torch
 import torchaudio
-from speech_pool import RATE, Pool, at_levels, draw_pair, load_voices, matched, split
+from speech_pool import RATE, Pool, fixed_references, load_voices, matched, split
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 from torchmetrics.audio import PermutationInvariantTraining
@@ -120,10 +120,7 @@ class Validation:
     """Held-out mixtures, prepared once, and the metrics of torchmetrics."""
 
     def __init__(self, voices: dict[str, list[Tensor]], options: argparse.Namespace) -> None:
-        generator = torch.Generator().manual_seed(1)
-        samples, count = round(options.seconds * RATE), options.test_mixtures
-        pairs = [draw_pair(voices, samples, generator).waves for _ in range(count)]
-        self.references = at_levels(torch.stack(pairs), torch.linspace(-6.0, 0.0, count))
+        self.references = fixed_references(voices, options.test_mixtures, options.seconds, seed=1)
         mapss = MAPSS("mel", measures="decomposition")
         self.bank = mapss.prepare(self.references)
         metrics = {"clearance": Clearance(mapss, pit="si_sdr")}

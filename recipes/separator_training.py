@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from speech_pool import RATE, Pool, Voices, at_levels, draw_pair, load_voices, matched, split
+from speech_pool import RATE, Pool, Voices, fixed_references, load_voices, matched, split
 from torch import Tensor, nn
 from torchmetrics.functional.audio.pesq import perceptual_evaluation_speech_quality as pesq
 from torchmetrics.functional.audio.stoi import short_time_objective_intelligibility as stoi
@@ -23,6 +23,7 @@ from torch_mapss.curriculum import FrameTrigger, Quantile, Trend
 
 MEASURES = ("si_sdr", "si_sir", "si_sar", "stoi", "pesq", "clearance", "fidelity", "ps", "log_pm")
 PACE = ("seconds", "preparing")
+TEST_SEED = 1_000_003  # of held-out mixtures
 COLUMNS = 3  # of plots in curves.png
 
 
@@ -103,14 +104,10 @@ class HeldOut:
     """Fixed mixtures of utterances that are not trained on, and their prepared references."""
 
     def __init__(self, voices: Voices, options: argparse.Namespace) -> None:
-        generator = torch.Generator("cpu").manual_seed(1_000_003)
-        samples, target = round(options.test_seconds * RATE), options.target
-        pairs = [
-            draw_pair(voices, samples, generator, target).waves
-            for _ in range(options.test_mixtures)
-        ]
-        levels = torch.linspace(-6.0, 0.0, len(pairs))
-        self.references = at_levels(torch.stack(pairs), levels).to(options.device)
+        references = fixed_references(
+            voices, options.test_mixtures, options.test_seconds, TEST_SEED, options.target
+        )
+        self.references = references.to(options.device)
         self.mixtures = self.references.sum(1)
         self.frames, self.target = options.test_frames, options.target
         measures = ("decomposition", "separation", "match")

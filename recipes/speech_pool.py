@@ -92,6 +92,16 @@ def at_levels(pairs: Tensor, decibels: Tensor) -> Tensor:
     return pairs * torch.stack([torch.ones_like(gains), gains], -1).unsqueeze(-1)
 
 
+def fixed_references(
+    voices: Voices, count: int, seconds: float, seed: int, target: str | None = None
+) -> Tensor:
+    """References (count, 2, T) of mixtures to test on; the second source is at -6 to 0 dB."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    samples = round(seconds * RATE)
+    pairs = [draw_pair(voices, samples, generator, target).waves for _ in range(count)]
+    return at_levels(torch.stack(pairs), torch.linspace(-6.0, 0.0, count))
+
+
 class Pool:
     """Prepared pairs whose sources are mixed at random; a batch is renewed every few steps.
 

@@ -27,7 +27,6 @@ Weights: ``benchmarks/whisper_from_ctranslate2.py`` turns a CTranslate2 model in
 from __future__ import annotations
 
 import argparse
-import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -332,14 +331,8 @@ def layer_of(encoder: str) -> int:
 
 def max_min(table: pd.DataFrame, layers: Sequence[str]) -> list[float]:
     """The lowest of SRCC and PCC of PS and PM, by layer; the paper takes the greatest of these."""
-    lowest = []
-    for encoder in layers:
-        values = [
-            rated.correlation(table, key_of(name, encoder), method=method).value
-            for name, method in itertools.product(("ps", "pm"), rated.METHODS)
-        ]
-        lowest.append(min(values))
-    return lowest
+    keys_by_layer = [[key_of(name, encoder) for name in ("ps", "pm")] for encoder in layers]
+    return [rated.lowest_correlation(table, keys) for keys in keys_by_layer]
 
 
 def left_out(table: pd.DataFrame, name: str, layers: Sequence[str]) -> float:

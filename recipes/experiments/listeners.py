@@ -246,14 +246,8 @@ def max_min(measures: Sequence[Column], tables: Mapping[str, pd.DataFrame]) -> s
     lines = []
     for encoder, layer in layers_of(measures).items():
         keys = [c.key for c in measures if c.encoder == encoder and c.name in ("ps", "pm")]
-        line = [str(layer)]
-        for table in tables.values():
-            values = [
-                rated.correlation(table, key, method=method).value
-                for key, method in itertools.product(keys, rated.METHODS)
-            ]
-            line.append(toolkit.number(min(values)))
-        lines.append(line)
+        values = [rated.lowest_correlation(table, keys) for table in tables.values()]
+        lines.append([str(layer), *map(toolkit.number, values)])
     return toolkit.markdown(["layer", *tables], lines)
 
 

@@ -30,7 +30,7 @@ from torch_mapss import MAPSS, MAPSSLoss, audio
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # the training recipes
 
 import separator_training as training
-from speech_pool import RATE, Pool, Voices, at_levels, draw_pair, load_voices, split
+from speech_pool import RATE, Pool, Voices, fixed_references, load_voices, split
 
 WAVEFORM_MEASURES = ("si_sdr", "si_sir", "si_sar", "stoi", "pesq")
 PAIR = ("clearance", "fidelity")
@@ -47,13 +47,9 @@ class HeldOut:
     """Fixed mixtures of utterances that are not trained on, and their prepared references."""
 
     def __init__(self, voices: Voices, options: argparse.Namespace) -> None:
-        generator = torch.Generator("cpu").manual_seed(1_000_003)
-        samples = round(options.test_seconds * RATE)
-        pairs = [
-            draw_pair(voices, samples, generator, options.target).waves
-            for _ in range(options.test_mixtures)
-        ]
-        self.references = at_levels(torch.stack(pairs), torch.linspace(*LEVELS, len(pairs)))
+        self.references = fixed_references(
+            voices, options.test_mixtures, options.test_seconds, training.TEST_SEED, options.target
+        )
         self.mixtures = self.references.sum(1)
         self.pairs = {}
         for encoder in options.encoders:

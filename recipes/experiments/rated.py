@@ -11,6 +11,7 @@ Correlations and intervals are those of :mod:`torch_mapss.evaluation.correlation
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -164,6 +165,15 @@ def correlation(
         return Estimate(value, math.nan, math.nan, count)
     (low,), (high,) = correlation_stats.intervals([terms], SETTINGS)
     return Estimate(value, float(low), float(high), count)
+
+
+def lowest_correlation(table: pd.DataFrame, measures: Sequence[str]) -> float:
+    """The lowest of SRCC and PCC of some measures, averaged over tracks and sources."""
+    values = [
+        correlation(table, name, method=method).value
+        for name, method in itertools.product(measures, METHODS)
+    ]
+    return min(values)
 
 
 def by_unit(table: pd.DataFrame, measure: str, method: str = "srcc") -> dict[str, float]:
