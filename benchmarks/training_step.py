@@ -104,7 +104,7 @@ def smaller_banks(references: Tensor) -> str:
             bank = loss.prepare(references)
             values = torch.cat([loss(output, bank).flatten() for output in outputs])
             of_whole_bank = values if of_whole_bank is None else of_whole_bank
-            srcc = stats.spearmanr(values, of_whole_bank).statistic
+            srcc = float(stats.spearmanr(values, of_whole_bank)[0])
             rows.append([title, size or "all", f"{float(values.mean()):.3f}", f"{srcc:.3f}"])
     titles = ["loss", "distortions", "mean", "rank correlation with the whole bank"]
     return table(titles, rows)

@@ -44,7 +44,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--seeds", nargs="+", type=int, default=[0], help="one run of each loss for each")
     add("--quick", action="store_true", help="few steps and mixtures: to see that it runs")
     add("--target", help="a talker to separate from the others; any two talkers by default")
-    add("--validate", action="store_true", help="test on the second last quarter of utterances")
+    add("--validate", action="store_true", help="hold out the quarter before the last one")
     add("--curriculum", action="store_true", help="raise the interferer's level as scores improve")
     add("--encoder", default="mel", help="of PS and PM; wav2vec2-large needs a GPU")
     add("--device", default="cpu", help="of model and scores")

@@ -1,6 +1,6 @@
 """How much do correlations depend on the choice of distortions? [tab:pm_ps_split_stacked]
 
-    python recipes/experiments/banks.py --manifest FOLDER/mapss.json --ratings FOLDER/ratings.csv \
+    python recipes/experiments/banks.py --manifest FOLDER/mapss.json --ratings FOLDER/ratings.csv \\
         --out runs/banks
 
 Each of the 13 families in turn is left out of all banks, while the next family gets a further

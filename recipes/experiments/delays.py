@@ -1,7 +1,7 @@
 """Do scores follow listeners when an output is late? [fig:combined_misalignment]
 
-    python recipes/experiments/delays.py --manifest FOLDER/mapss.json --ratings FOLDER/ratings.csv \
-        --sample-frames 20 --out runs/delays
+    python recipes/experiments/delays.py --manifest FOLDER/mapss.json \\
+        --ratings FOLDER/ratings.csv --sample-frames 20 --out runs/delays
 
 Every rated output is delayed by 0 to 100 ms, which listeners do not notice (says the paper), and
 its scores are correlated with its ratings. All outputs of a track have the same delay: only their
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> toolkit.Rows:
         type=float,
         nargs="+",
         default=[0.0, 20.0, 40.0, 60.0, 80.0, 100.0],
-        help="delays (default: 0 to 100 in steps of 20)",
+        help="delays in milliseconds (default: 0 to 100 in steps of 20)",
     )
     options = parser.parse_args(arguments)
     ratings = rated.Ratings(options.ratings, options.unit)

@@ -1,7 +1,7 @@
 """How far errors of scores may change a correlation with listeners [tab:ci_merged_like_main].
 
-    python recipes/experiments/errors.py --manifest FOLDER/mapss.json --ratings FOLDER/ratings.csv \
-        --sample-frames 20 --out runs/errors
+    python recipes/experiments/errors.py --manifest FOLDER/mapss.json \\
+        --ratings FOLDER/ratings.csv --sample-frames 20 --out runs/errors
 
 Scores the manifest with bounds in both conventions of the scores (a run that was stopped goes on),
 and states radius and half-width of SRCC and PCC, as derived and as the paper prints them. The paper

@@ -1,6 +1,6 @@
 """Front ends made of other encoders, to find one as sensitive to leakage as to distortion.
 
-    python recipes/experiments/learned.py --encoders mel whisper-tiny.en@2:standardised \
+    python recipes/experiments/learned.py --encoders mel whisper-tiny.en@2:standardised \\
         mel+whisper-tiny.en@2 whisper-tiny.en@2:local --families pair ...
 
 ``NAME@LAYER:standardised`` brings every channel to mean 0 and variance 1, so that no channel

@@ -1,8 +1,8 @@
 """What learned encoders hear: scores with several encoders against listeners, on rated sets.
 
-    python recipes/experiments/learned.py --out runs/learned \
-        --manifest DATA/gensvs/mapss.json --ratings DATA/gensvs/ratings.csv \
-        --objective DATA/gensvs/objective.csv --also DATA/ward2018 DATA/p835ref \
+    python recipes/experiments/learned.py --out runs/learned \\
+        --manifest DATA/gensvs/mapss.json --ratings DATA/gensvs/ratings.csv \\
+        --objective DATA/gensvs/objective.csv --also DATA/ward2018 DATA/p835ref \\
         --encoders mel waveform whisper-tiny.en@2 whisper-tiny.en@3 whisper-random@2
 
 ``--manifest`` is the set that the page is about. ``--also`` names folders of further sets, on which

@@ -1,6 +1,6 @@
 """All measures against listeners, on one page [tab:correlations].
 
-    python recipes/experiments/listeners.py --manifest FOLDER/mapss.json \
+    python recipes/experiments/listeners.py --manifest FOLDER/mapss.json \\
         --ratings FOLDER/ratings.csv --sample-frames 60 --out runs/listeners
 
 Scores every output with every encoder (``NAME`` or ``NAME@LAYER``; several layers of one encoder

@@ -1,6 +1,6 @@
 """Clearance and fidelity as a loss for a small separator, with different encoders.
 
-    python recipes/experiments/losses.py --speech FOLDER --target carlo --out runs/losses \
+    python recipes/experiments/losses.py --speech FOLDER --target carlo --out runs/losses \\
         --encoders mel whisper-tiny.en@2 whisper-tiny.en@3 --seeds 0 1 2
 
 The separator, its mixtures and the held-out test are those of ``recipes/train_separator.py``
@@ -172,7 +172,13 @@ def main(arguments: Sequence[str] | None = None) -> toolkit.Rows:
     add = parser.add_argument
     add("--speech", type=Path, required=True, help="folder of speech files, see train_separator.py")
     add("--target", required=True, help="the talker to separate from the others")
-    add("--encoders", nargs="+", default=["mel"], metavar="NAME[@LAYER]", help="of the pair")
+    add(
+        "--encoders",
+        nargs="+",
+        default=["mel"],
+        metavar="NAME[@LAYER]",
+        help="of the pair, an arm for each",
+    )
     add("--seeds", nargs="+", type=int, default=[0, 1, 2], help="one run of each arm for each")
     add("--steps", type=int, default=200, help="of training")
     add("--batch", type=int, default=4, help="mixtures a step")

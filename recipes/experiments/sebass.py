@@ -273,7 +273,19 @@ def main_table(
 
 
 def main(arguments: Sequence[str] | None = None) -> tuple[list[str], list[list[str]]]:
-    parser = toolkit.parser(__doc__, manifest=False)
+    parser = toolkit.parser(__doc__, manifest=False, without=("--encoders", "--convention"))
+    parser.add_argument(
+        "--encoders",
+        nargs="+",
+        metavar="NAME[@LAYER]",
+        help="for all scenarios (default: the paper's encoder of each, and waveform)",
+    )
+    parser.add_argument(
+        "--convention",
+        choices=("paper", "reference"),
+        default="reference",
+        help="of PS and PM: as in the paper, or as in its released code (default: reference)",
+    )
     parser.add_argument("--root", type=Path, required=True, help="folder of the SEBASS download")
     parser.add_argument(
         "--layout",
@@ -294,7 +306,6 @@ def main(arguments: Sequence[str] | None = None) -> tuple[list[str], list[list[s
         "--multilingual", action="store_true", help="add a scenario with all four talkers"
     )
     parser.add_argument("--no-rivals", action="store_true", help="leave out the other measures")
-    parser.set_defaults(encoders=None, convention="reference")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     written = manifests(options)

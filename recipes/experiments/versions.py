@@ -1,6 +1,6 @@
 """Two versions of the package on the same rated outputs: which correlations rose, which fell?
 
-    python recipes/experiments/versions.py --out runs/versions --before runs/before/pair.csv \
+    python recipes/experiments/versions.py --out runs/versions --before runs/before/pair.csv \\
         --after runs/after/pair.csv --sets DATA/ward2018 DATA/p835ref DATA/gensvs
 
 The rows are those of `learned.py`, run with each of the two versions (a checkout on the
