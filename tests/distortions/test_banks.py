@@ -172,7 +172,7 @@ def test_chunks_make_what_the_call_makes() -> None:
     bank = DistortionBank("match")
     made = bank(waves, RATE)
     covered: list[int] = []
-    for piece, copies, mask in bank.iterate(waves, RATE, chunk=20):
+    for piece, copies, mask in bank.chunks(waves, RATE, chunk=20):
         assert copies.shape[1] <= 20
         torch.testing.assert_close(copies, made.waveforms[:, piece], rtol=1e-9, atol=1e-12)
         assert torch.equal(mask, made.mask[:, piece])
@@ -297,7 +297,7 @@ def test_bad_references_are_refused(
     wave: Tensor, rate: int, options: dict, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        next(DistortionBank().iterate(wave, rate, **options))
+        next(DistortionBank().chunks(wave, rate, **options))
 
 
 def test_members_are_described_by_content() -> None:

@@ -20,5 +20,5 @@ def test_copies_and_pieces_lie_where_the_references_do(kind: str) -> None:
         assert not actual.waveforms.requires_grad  # a bank is a constant: there is no backward pass
         measured = bank.measure(references, 16_000)
         piece = references[..., 2000:]
-        made = bank.iterate(piece, 16_000, range(2), 4, measured=measured, start=2000)
+        made = bank.chunks(piece, 16_000, range(2), 4, measured=measured, start=2000)
         assert {(x.device.type, x.shape[-1]) for _, x, _ in made} == {("cuda", 2000)}

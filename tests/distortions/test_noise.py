@@ -58,7 +58,7 @@ def test_words_are_the_published_ones(counter: str, key: str, answer: str) -> No
 @pytest.mark.parametrize("offset", [0, 3, 1022, 2**31 - 5, 2**34 - 2, 2**40 + 1])
 def test_normals_are_a_function_of_seed_and_place(offset: int) -> None:
     seeds = [0, 1, 2**32, 0x7FFF_FFFF_FFFF_FFFF, 123456789012345678]
-    actual = noise.normals(torch.tensor(seeds), offset, 21)
+    actual = noise.normals(torch.tensor(seeds), 21, offset)
     assert actual.shape == (5, 21)
     assert actual.dtype == torch.float32
     for row, seed in zip(actual, seeds):
@@ -67,15 +67,15 @@ def test_normals_are_a_function_of_seed_and_place(offset: int) -> None:
 
 def test_a_part_is_the_same_however_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = torch.tensor([[5, 2**45], [7, 9]])
-    full = noise.normals(seeds, 0, 5000)
-    assert torch.equal(noise.normals(seeds, 1234, 777), full[..., 1234:2011])
-    assert torch.equal(noise.normals(seeds[0, 1], 17, 400), full[0, 1, 17:417])
+    full = noise.normals(seeds, 5000)
+    assert torch.equal(noise.normals(seeds, 777, 1234), full[..., 1234:2011])
+    assert torch.equal(noise.normals(seeds[0, 1], 400, 17), full[0, 1, 17:417])
     monkeypatch.setattr(noise, "BLOCKS", 64)
-    assert torch.equal(noise.normals(seeds, 0, 5000), full)
+    assert torch.equal(noise.normals(seeds, 5000), full)
 
 
 def test_normals_are_normal_and_independent() -> None:
-    actual = noise.normals(torch.arange(4), 0, 50_000).double()
+    actual = noise.normals(torch.arange(4), 50_000).double()
     assert scipy.stats.kstest(actual.flatten().numpy(), "norm").pvalue > 1e-3
     between = torch.corrcoef(actual) - torch.eye(4, dtype=torch.float64)
     assert between.abs().max() < 0.02  # standard error 0.0045

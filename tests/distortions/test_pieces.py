@@ -22,7 +22,7 @@ def used_copies(bank: DistortionBank, waves: Tensor, begin: int, end: int) -> Te
     before, after = (round(seconds * RATE) for seconds in bank.reach(RATE))
     piece_begin, stop = max(begin - before, 0), min(end + after, waves.shape[-1])
     measured = bank.measure(waves, RATE)
-    pieces = bank.iterate(waves[:, piece_begin:stop], RATE, measured=measured, start=piece_begin)
+    pieces = bank.chunks(waves[:, piece_begin:stop], RATE, measured=measured, start=piece_begin)
     copies = torch.cat([copies for _, copies, _ in pieces], -2)
     return copies[..., begin - piece_begin : end - piece_begin]
 
@@ -92,7 +92,7 @@ def test_pieces_are_refused_where_they_cannot_be_like_the_whole(waves: Tensor) -
     with pytest.raises(ValueError, match=r"'mine'.*reach=.*segment=None"):
         custom.measure(waves, RATE)
     with pytest.raises(ValueError, match=r"bank.measure"):
-        next(DistortionBank().iterate(waves, RATE, start=100))
+        next(DistortionBank().chunks(waves, RATE, start=100))
     stated = Distortion("mine", "own", halve, {"factor": 0.5}, reach=(0.0, 0.0))
     bank = DistortionBank(only=("echo",), extra=(stated,))
     assert bank.reach(RATE) == pytest.approx((0.04, 0.02))

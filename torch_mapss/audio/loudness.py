@@ -34,14 +34,14 @@ from torch_mapss.core.pooling import masked_mean
 # less at 8 kHz than at 48 kHz, as in other meters, which use the same transform.
 # ---------------------------------------------------------------------------------------------
 
-_Section = tuple[tuple[float, float, float], tuple[float, float, float]]
-
-# BS.1770-4, tables 1 and 2: (b0, b1, b2), (a0, a1, a2).
-_SHELF_48K: _Section = (
-    (1.53512485958697, -2.69169618940638, 1.19839281085285),
-    (1.0, -1.69065929318241, 0.73248077421585),
+# BS.1770-4, tables 1 and 2, the shelf and the high-pass: (b0, b1, b2), (a0, a1, a2).
+_SECTIONS_48K = (
+    (
+        (1.53512485958697, -2.69169618940638, 1.19839281085285),
+        (1.0, -1.69065929318241, 0.73248077421585),
+    ),
+    ((1.0, -2.0, 1.0), (1.0, -1.99004745483398, 0.99007225036621)),
 )
-_HIGH_PASS_48K: _Section = ((1.0, -2.0, 1.0), (1.0, -1.99004745483398, 0.99007225036621))
 
 _LOUDNESS_OFFSET = -0.691  # dB, equation 2: a 997 Hz sine of amplitude 1 reads -3.01 LUFS
 _ABSOLUTE_GATE = -70.0  # LUFS
@@ -56,30 +56,29 @@ _LEAST_POWER = 1e-20
 _DECAY = 0.15
 
 
-def _section_response(section: _Section, sample_rate: int, half: Tensor) -> Tensor:
-    """Complex response of one section at `half` = omega / 2, `(n,)` float64."""
-    # Numerator and denominator in powers 0, 1, 2 of w at 48 kHz.
-    numerator, denominator = ((c0 + c1 + c2, 2 * (c0 - c2), c0 - c1 + c2) for c0, c1, c2 in section)
-    k48 = math.sqrt(denominator[0] / denominator[2])
-    frequency = 48000 / math.pi * math.atan(k48)
-    ratio = k48 / math.tan(math.pi * frequency / sample_rate)
-    # w = j tan(half) is infinite at half the sample rate; times cos^2, both polynomials are finite.
-    cos, sin = half.cos(), half.sin() * ratio
-    top, bottom = (
-        torch.complex(p0 * cos.square() - p2 * sin.square(), p1 * sin * cos)
-        for p0, p1, p2 in (numerator, denominator)
-    )
-    return top / bottom
-
-
 @functools.lru_cache(maxsize=4)
 def _k_response(sample_rate: int, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """K-weighting on the grid of a real FFT of `length` points, `(length // 2 + 1,)` complex."""
     # Cached across calls, so it must not be an inference tensor, which no later graph could use.
     with torch.inference_mode(False), torch.no_grad():
-        half = torch.arange(length // 2 + 1, dtype=torch.float64, device="cpu") * (math.pi / length)
-        response = _section_response(_SHELF_48K, sample_rate, half)
-        response = response * _section_response(_HIGH_PASS_48K, sample_rate, half)
+        bins = torch.arange(length // 2 + 1, dtype=torch.float64, device="cpu")
+        half = bins * (math.pi / length)  # omega / 2
+        response = torch.ones_like(half, dtype=torch.complex128)
+        for (b0, b1, b2), (a0, a1, a2) in _SECTIONS_48K:
+            k48 = math.sqrt((a0 + a1 + a2) / (a0 - a1 + a2))
+            frequency = 48000 / math.pi * math.atan(k48)
+            ratio = k48 / math.tan(math.pi * frequency / sample_rate)
+            # w = j tan(half) is infinite at half the sample rate, but both polynomials of it,
+            # multiplied by cos^2, are finite.
+            cos, sin = half.cos(), half.sin() * ratio
+            cos2, sin2 = cos.square(), sin.square()
+            numerator = torch.complex(
+                (b0 + b1 + b2) * cos2 - (b0 - b1 + b2) * sin2, 2 * (b0 - b2) * sin * cos
+            )
+            denominator = torch.complex(
+                (a0 + a1 + a2) * cos2 - (a0 - a1 + a2) * sin2, 2 * (a0 - a2) * sin * cos
+            )
+            response = response * (numerator / denominator)
         return response.to(dtype).to(device)
 
 
@@ -106,16 +105,14 @@ def block_powers(wave: Tensor, sample_rate: int) -> tuple[Tensor, Tensor]:
     is left out, as the standard says. K is 0 for a signal shorter than one block.
     """
     squares = k_weighted(wave, sample_rate).square()
-    return _blocks(_hop_means(squares, round(sample_rate / 10))), squares.mean(-1)
-
-
-def _hop_means(squares: Tensor, hop: int) -> Tensor:
-    """Means over each complete hop, `(..., T)` -> `(..., T // hop)`."""
-    return squares[..., : squares.shape[-1] // hop * hop].unflatten(-1, (-1, hop)).mean(-1)
+    hop = round(sample_rate / 10)
+    count = squares.shape[-1] // hop
+    complete_hops = squares[..., : count * hop].unflatten(-1, (count, hop))
+    return _blocks(complete_hops.mean(-1)), squares.mean(-1)
 
 
 def _blocks(hops: Tensor) -> Tensor:
-    """Mean of each gating block; none if there are fewer hops than one block needs."""
+    """Mean of each gating block from the means of the hops; none if a block needs more hops."""
     if hops.shape[-1] < _HOPS_PER_BLOCK:
         return hops[..., :0]
     return hops.unfold(-1, _HOPS_PER_BLOCK, 1).mean(-1)
@@ -334,9 +331,9 @@ class Meter:
         lead = min(self.lead, begin)
         segment = piece[..., lead:]
         squares = k_weighted(piece, self.sample_rate)[..., lead:].square()
-        means, first_hop = _hop_means(squares, self.hop), begin // self.hop
-        hops = (*rows, slice(first_hop, first_hop + means.shape[-1]))
-        self._hops[hops] = means
+        first_hop, count = begin // self.hop, squares.shape[-1] // self.hop
+        complete_hops = squares[..., : count * self.hop].unflatten(-1, (count, self.hop))
+        self._hops[(*rows, slice(first_hop, first_hop + count))] = complete_hops.mean(-1)
         self._mean_power[rows] += squares.sum(-1) / self.samples
         self._peak[rows] = torch.maximum(self._peak[rows], segment.abs().amax(-1))
 

@@ -62,7 +62,8 @@ def add_noise(
     """
     added = colored(noise, waveform.shape[-1], sample_rate, exponent, start)
     if context is None:
-        context = _gain(waveform, snr, root_mean_square(added))
+        ratio = cast_like(waveform, 10 ** (-snr / 20))
+        context = root_mean_square(waveform) / root_mean_square(added) * ratio
     return waveform + added * context
 
 
@@ -89,12 +90,8 @@ def noise_gain(
         size = min(PIECE, length - begin)
         piece = colored(noise, size, sample_rate, exponent, begin)
         energy = energy + size * piece.square().mean(-1, keepdim=True)
-    return _gain(waveform, snr, (energy / length).sqrt())
-
-
-def _gain(waveform: Tensor, snr: float | Tensor, level: Tensor) -> Tensor:
     ratio = cast_like(waveform, 10 ** (-snr / 20))
-    return root_mean_square(waveform) / level * ratio
+    return root_mean_square(waveform) / (energy / length).sqrt() * ratio
 
 
 def colored(

@@ -19,7 +19,7 @@ from torch_mapss.distortions.bank_members import (
     select_members,
     spread_evenly,
 )
-from torch_mapss.distortions.distorted_copies import CopyTask, check_references, measure_members
+from torch_mapss.distortions.distorted_copies import CopyTask
 from torch_mapss.distortions.distortion import Distorted, Distortion, Measured
 from torch_mapss.distortions.signal import samples
 
@@ -143,14 +143,12 @@ class DistortionBank:
                 returns another shape or values that are not finite.
             TypeError: If `references` is not a float32 or float64 tensor.
         """
-        names = self.names(check_whole(sample_rate, "sample_rate", LOWEST_SAMPLE_RATE))
-        shape = (*check_references(references).shape[:-1], len(names))
-        waveforms = references.new_empty(*shape, references.shape[-1])
-        mask = torch.empty(shape, dtype=torch.bool, device=references.device)
-        for members, copies, present in self.iterate(references, sample_rate, sources):
+        measured = self.measure(references, sample_rate, sources, pieces=False)
+        waveforms = references.new_empty(*measured.mask.shape, references.shape[-1])
+        chunks = self.chunks(references, sample_rate, sources, measured=measured)
+        for members, copies, _ in chunks:
             waveforms[..., members, :] = copies
-            mask[..., members] = present
-        return Distorted(waveforms, mask, names)
+        return Distorted(waveforms, measured.mask, self.names(sample_rate))
 
     def measure(
         self,
@@ -169,7 +167,7 @@ class DistortionBank:
             pieces: If False, measure only what is needed to distort the entire signals.
 
         Returns:
-            `Measured`, to be passed to `iterate` with any segment of these references.
+            `Measured`, to be passed to `chunks` with any segment of these references.
 
         Raises:
             ValueError: As the call, or if a member has no `Distortion.reach`.
@@ -177,9 +175,7 @@ class DistortionBank:
         """
         if pieces:
             self.reach(sample_rate)  # refuses members that need the entire signal
-        task = self._task(references, sample_rate, sources)
-        with torch.no_grad():
-            return measure_members(task, pieces=pieces)
+        return self._task(references, sample_rate, sources).measure(pieces)
 
     def reach(self, sample_rate: int) -> tuple[float, float]:
         """Seconds before and after a sample that its copies may depend on, see `Distortion.reach`.
@@ -204,8 +200,23 @@ class DistortionBank:
         self, references: Tensor, sample_rate: int, sources: Sequence[int] | None, start: int = 0
     ) -> CopyTask:
         sample_rate = check_whole(sample_rate, "sample_rate", LOWEST_SAMPLE_RATE)
-        members = self.available(sample_rate)
-        references = check_references(references).detach()
+        is_tensor = isinstance(references, Tensor)
+        if not is_tensor or references.dtype not in (torch.float32, torch.float64):
+            got = getattr(references, "dtype", type(references).__name__)
+            raise TypeError(
+                f"references must be a float32 or float64 tensor (..., S, T), got {got}. "
+                f"Convert first, e.g. references.float()."
+            )
+        if references.ndim < 2 or 0 in references.shape[-2:]:
+            raise ValueError(
+                f"references must have shape (..., S, T) with at least one source and one sample, "
+                f"got {tuple(references.shape)}. A single waveform is references[None]."
+            )
+        if not references.isfinite().all():
+            raise ValueError(
+                "references must be finite, got NaN or infinity. Repair the file or the step "
+                "before."
+            )
         count = references.shape[-2]
         indices = tuple(range(count)) if sources is None else tuple(int(s) for s in sources)
         if len(indices) != count:
@@ -213,9 +224,10 @@ class DistortionBank:
                 f"sources must give one index per reference, got {len(indices)} for {count}. They "
                 f"seed each source's noise; leave them out to count from 0."
             )
-        return CopyTask(members, references, sample_rate, self.seed, indices, start)
+        members = self.available(sample_rate)
+        return CopyTask(members, references.detach(), sample_rate, self.seed, indices, start)
 
-    def iterate(
+    def chunks(
         self,
         references: Tensor,
         sample_rate: int,
@@ -252,16 +264,14 @@ class DistortionBank:
                 f"start={start} requires measured=bank.measure(references, ...) of the entire "
                 f"references, on which the copies of a segment depend."
             )
-        if measured is not None:
+        if measured is not None and references.shape[-1] < measured.length:
             references = faded(references, sample_rate, start, measured.length)
         task = self._task(references, sample_rate, sources, start)
-        with torch.no_grad():
-            measured_members = measure_members(task) if measured is None else measured
+        if measured is None:
+            measured = task.measure()
         for first_member in range(0, len(task.members), chunk):
             members = slice(first_member, min(first_member + chunk, len(task.members)))
-            with torch.no_grad():  # inside the loop: a generator must not hold it while suspended
-                copies = task.copies(members, measured_members)
-            yield members, copies, measured_members.mask[..., members]
+            yield members, task.copies(members, measured), measured.mask[..., members]
 
     def available(self, sample_rate: int | None) -> tuple[Distortion, ...]:
         """The members that exist at a sample rate in Hz; None: all."""

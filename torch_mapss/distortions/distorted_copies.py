@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,24 +19,6 @@ from torch_mapss.distortions.reference_features import ReferenceFeatures
 _PAPER = {member.name: member.function for kind in KINDS for member in paper_members(kind)}
 
 
-def _noise(
-    length: int, start: int = 0, *, seeds: list[list[int]] | list[int], reference: Tensor
-) -> Tensor:
-    """Standard normal numbers of ``seeds`` (S, [p]), from a first position on.
-
-    Their shape is (S, [p,] length). They are drawn in float32 from integers, so that dtype and
-    device change nothing.
-    """
-    seeds_tensor = torch.tensor(seeds, dtype=torch.int64, device=reference.device)
-    return normals(seeds_tensor, start, length).to(reference.dtype)
-
-
-def stable_seed(seed: int, source: int, name: str) -> int:
-    """63-bit hash of seed, source index and member name, the same in every process."""
-    digest = hashlib.sha256(f"{seed}/{source}/{name}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
-
-
 @dataclass(frozen=True)
 class CopyTask:
     """Members of a bank, and the references (or a segment of them) to distort."""
@@ -49,137 +30,153 @@ class CopyTask:
     sources: tuple[int, ...]  # index of each of the S sources
     start: int  # position of the first sample in its signal
 
+    @torch.no_grad()
     def copies(self, members: slice, measured: Measured) -> Tensor:
         """Copies (..., S, p, T) by a slice of the members; the reference where one is absent."""
+        references, member_axis = self.references, self.references.ndim - 1
         copies = []
-        for group in _groups(self.members[members], members.start):
-            member = self.members[group[0]]
-            made = self._made(group, measured)
+        for group in self.groups(members):
+            member = self.members[group.start]
+            arguments = self.arguments(group, measured.values)
+            if member.context is not None and measured.context:
+                contexts = [measured.context[self.members[index].name] for index in group]
+                arguments["context"] = contexts[0]
+                if member.batched:
+                    arguments["context"] = torch.stack(contexts, member_axis)
+            waveform = references.unsqueeze(member_axis) if member.batched else references
+            is_added = _PAPER.get(member.name) != member.function
+            if is_added:
+                copy = _call_checked(member, waveform, self.sample_rate, arguments, len(group))
+            else:  # the paper's members are tested
+                copy = member.function(waveform, self.sample_rate, **arguments)
+            copy = (copy if member.batched else copy.unsqueeze(member_axis)).to(references)
             if member.measured:  # a measured member may be absent
                 present = measured.mask[..., group.start : group.stop, None]
-                made = torch.where(present, made, self.references.unsqueeze(-2))
-            if _PAPER.get(member.name) != member.function:
-                _check_finite(member.name, made)  # the paper's members stay finite
-            copies.append(made)
-        return torch.cat(copies, -2)
+                copy = torch.where(present, copy, references.unsqueeze(member_axis))
+            if is_added:
+                _check_finite(member.name, copy)
+            copies.append(copy)
+        return torch.cat(copies, member_axis)
 
-    def context(self, group: range, values: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Results of `Distortion.context` for a group of members, by name."""
-        member = self.members[group[0]]
-        if member.context is None:
-            return {}
-        arguments = self._arguments(group, values)
-        arguments.pop("start", None)
-        contexts = member.context(self._input(member), self.sample_rate, **arguments)
-        if not member.batched:
-            return {member.name: contexts}
-        axis = self.references.ndim - 1
-        return {self.members[i].name: context for i, context in zip(group, contexts.unbind(axis))}
+    def groups(self, members: slice) -> Iterator[range]:
+        """Yield runs of neighbours that differ only in numbers, so that one call makes them all."""
+        begin = members.start
+        formula_of_run: Any = None
+        for index in range(members.start, members.stop):
+            member = self.members[index]
+            formula: Any = member.name  # of a member that is called by itself
+            if member.batched:
+                settings = dict(member.parameters)
+                for name, value in settings.items():
+                    settings[name] = None if isinstance(value, float) else value
+                functions = member.function, member.context, member.random, member.timed
+                formula = functions, tuple(member.measured), settings
+            if index > begin and formula != formula_of_run:
+                yield range(begin, index)
+                begin = index
+            formula_of_run = formula
+        yield range(begin, members.stop)
 
-    def _made(self, group: range, measured: Measured) -> Tensor:
-        """Copies (..., S, p, T) by one group of members, checked."""
-        member = self.members[group[0]]
-        arguments = self._arguments(group, [measured.values[index] for index in group])
-        if member.context is not None and measured.context:
-            contexts = [measured.context[self.members[index].name] for index in group]
-            axis = self.references.ndim - 1
-            arguments["context"] = torch.stack(contexts, axis) if member.batched else contexts[0]
-        references = self.references
-        before = None if references.is_inference() else references._version
-        copy = member.function(self._input(member), self.sample_rate, **arguments)
-        if before is not None and references._version != before:
-            raise ValueError(
-                f"distortion {member.name!r} changed its input in place: the members after it "
-                f"would distort something else than the reference. Return a new tensor, e.g. of "
-                f"wave.clone()."
-            )
-        shape = references.shape
-        if member.batched:
-            shape = torch.Size([*shape[:-1], len(group), shape[-1]])
-        if not isinstance(copy, Tensor) or copy.shape != shape:
-            got = tuple(copy.shape) if isinstance(copy, Tensor) else type(copy).__name__
-            raise ValueError(
-                f"distortion {member.name!r} must return a tensor of its input's shape "
-                f"{tuple(shape)}, got {got}. Keep every leading axis and the length."
-            )
-        return (copy if member.batched else copy.unsqueeze(-2)).to(references)
+    def arguments(self, group: range, values: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
+        """Keyword arguments for the call that makes the copies of a group of members.
 
-    def _input(self, member: Distortion) -> Tensor:
-        return self.references.unsqueeze(-2) if member.batched else self.references
-
-    def _arguments(self, group: range, values: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
-        """Keyword arguments for the call that makes the copies of a group."""
-        leader = self.members[group[0]]
+        Args:
+            group: Their indices.
+            values: Measured arguments of all members, see `Measured`.
+        """
+        leader = self.members[group.start]
         members = [self.members[index] for index in group]
-        arguments: dict[str, Any] = dict(leader.parameters)
+        arguments: dict[str, Any] = {**leader.parameters, **values[group.start]}
         if leader.batched:
             for key, value in leader.parameters.items():
                 if isinstance(value, float):
                     column = [[member.parameters[key]] for member in members]
                     arguments[key] = torch.tensor(column, dtype=torch.float64, device="cpu")
             for key in leader.measured:
-                arguments[key] = torch.stack([value[key] for value in values], -2)
-        else:
-            arguments |= values[0]
+                arguments[key] = torch.stack([values[index][key] for index in group], -2)
         if leader.random:
-            seeds: list[Any] = []
+            # A hash of the bank's seed, the source and the member is the same in every process.
+            seeds = []
             for source in self.sources:
-                row = [stable_seed(self.seed, source, member.name) for member in members]
-                seeds.append(row if leader.batched else row[0])
-            arguments["noise"] = functools.partial(_noise, seeds=seeds, reference=self.references)
+                for member in members:
+                    digest = hashlib.sha256(f"{self.seed}/{source}/{member.name}".encode()).digest()
+                    seeds.append(int.from_bytes(digest[:8], "big") >> 1)  # 63 bits
+            shape = (-1, len(members)) if leader.batched else (-1,)
+            device, dtype = self.references.device, self.references.dtype
+            sequences = torch.tensor(seeds, dtype=torch.int64, device=device).reshape(shape)
+            arguments["noise"] = functools.partial(normals, sequences, dtype=dtype)
         if leader.timed:
             arguments["start"] = self.start
         return arguments
 
+    @torch.no_grad()
+    def measure(self, pieces: bool = False) -> Measured:
+        """Measure what the members need of entire references, and which members exist.
 
-def _groups(members: Sequence[Distortion], start: int) -> Iterator[range]:
-    """Yield runs of neighbours that differ only in numbers, so that one call makes their copies."""
-    for _, group in itertools.groupby(members, _formula):
-        stop = start + len(list(group))
-        yield range(start, stop)
-        start = stop
+        Args:
+            pieces: Also measure what members need for distorting segments.
+        """
+        references, member_axis = self.references, self.references.ndim - 1
+        features = ReferenceFeatures(references, self.sample_rate)
+        values = []
+        for member in self.members:
+            values.append({name: measure(features) for name, measure in member.measured.items()})
+        # A member exists unless one of its arguments is NaN, or an earlier one equals it.
+        masks = []
+        for i, member in enumerate(self.members):
+            present = torch.ones_like(references[..., 0], dtype=torch.bool)
+            for value in values[i].values():
+                present = present & ~value.squeeze(-1).isnan()
+            key = member.distinct
+            for j in range(i):
+                if key and key in values[j] and self.members[j].family == member.family:
+                    present = present & (values[i][key] != values[j][key]).squeeze(-1)
+            masks.append(present)
+        mask = torch.stack(masks, -1)
+        context: dict[str, Tensor] = {}
+        for group in self.groups(slice(0, len(self.members))) if pieces else ():
+            member = self.members[group.start]
+            if member.context is None:
+                continue
+            arguments = self.arguments(group, values)
+            arguments.pop("start", None)
+            waveform = references.unsqueeze(member_axis) if member.batched else references
+            result = member.context(waveform, self.sample_rate, **arguments)
+            contexts = result.unbind(member_axis) if member.batched else (result,)
+            for index, context_of_member in zip(group, contexts):
+                context[self.members[index].name] = context_of_member
+        return Measured(mask, tuple(values), context, references.shape[-1])
 
 
-def _formula(member: Distortion) -> tuple[Any, ...]:
-    if not member.batched:
-        return (member.name,)
-    settings = {k: v if not isinstance(v, float) else None for k, v in member.parameters.items()}
-    asked = tuple(member.measured)
-    return member.function, member.context, member.random, member.timed, asked, settings
+def _call_checked(
+    member: Distortion,
+    waveform: Tensor,
+    sample_rate: int,
+    arguments: Mapping[str, Any],
+    count: int,
+) -> Tensor:
+    """Call an added member (or `count` of them, if batched); ValueError unless it keeps the rules.
 
-
-def measure_members(task: CopyTask, pieces: bool = False) -> Measured:
-    """Measure what the members need of the references, and which members exist.
-
-    Args:
-        task: Task with the entire references.
-        pieces: Also measure what members need for distorting segments.
+    It must leave its input as it is, and return a tensor of that shape.
     """
-    features, members = ReferenceFeatures(task.references, task.sample_rate), task.members
-    values = []
-    for member in members:
-        values.append({name: measure(features) for name, measure in member.measured.items()})
-    context: dict[str, Tensor] = {}
-    if pieces:
-        for group in _groups(members, 0):
-            context |= task.context(group, [values[index] for index in group])
-    mask = _present(task, values)
-    return Measured(mask, tuple(values), context, task.references.shape[-1])
-
-
-def _present(task: CopyTask, values: Sequence[dict[str, Tensor]]) -> Tensor:
-    """(..., S, P) bool, members that exist."""
-    masks: list[Tensor] = []
-    for i, member in enumerate(task.members):
-        present = torch.ones_like(task.references[..., 0], dtype=torch.bool)
-        for value in values[i].values():
-            present = present & ~value.squeeze(-1).isnan()
-        key = member.distinct
-        for j in range(i):
-            if key and key in values[j] and task.members[j].family == member.family:
-                present = present & (values[i][key] != values[j][key]).squeeze(-1)
-        masks.append(present)
-    return torch.stack(masks, -1)
+    before = None if waveform.is_inference() else waveform._version
+    copy = member.function(waveform, sample_rate, **arguments)
+    if before is not None and waveform._version != before:
+        raise ValueError(
+            f"distortion {member.name!r} changed its input in place: the members after it "
+            f"would distort something else than the reference. Return a new tensor, e.g. of "
+            f"wave.clone()."
+        )
+    shape = waveform.shape
+    if member.batched:
+        shape = torch.Size([*shape[:-2], count, shape[-1]])
+    if not isinstance(copy, Tensor) or copy.shape != shape:
+        got = tuple(copy.shape) if isinstance(copy, Tensor) else type(copy).__name__
+        raise ValueError(
+            f"distortion {member.name!r} must return a tensor of its input's shape "
+            f"{tuple(shape)}, got {got}. Keep every leading axis and the length."
+        )
+    return copy
 
 
 def _check_finite(name: str, copy: Tensor) -> None:
@@ -190,28 +187,3 @@ def _check_finite(name: str, copy: Tensor) -> None:
             f"distortion {name!r} must return finite values, got NaN or infinity from "
             f"finite references. Guard its divisions and logarithms (a reference can be silent)."
         )
-
-
-def check_references(references: Tensor) -> Tensor:
-    """Check that a bank can distort the references, and return them.
-
-    Raises:
-        TypeError: They are not a float32 or float64 tensor.
-        ValueError: They lack a source or sample axis, are empty, or are not finite.
-    """
-    if not isinstance(references, Tensor) or references.dtype not in (torch.float32, torch.float64):
-        got = getattr(references, "dtype", type(references).__name__)
-        raise TypeError(
-            f"references must be a float32 or float64 tensor (..., S, T), got {got}. "
-            f"Convert first, e.g. references.float()."
-        )
-    if references.ndim < 2 or 0 in references.shape[-2:]:
-        raise ValueError(
-            f"references must have shape (..., S, T) with at least one source and one sample, got "
-            f"{tuple(references.shape)}. A single waveform is references[None]."
-        )
-    if not references.isfinite().all():
-        raise ValueError(
-            "references must be finite, got NaN or infinity. Repair the file or the step before."
-        )
-    return references

@@ -97,11 +97,13 @@ class Distortion:
         """Members with equal fields are equal."""
         if not isinstance(other, Distortion):
             return NotImplemented
-        return self.function == other.function and self.description == other.description
+        if self.name != other.name or self.function != other.function:  # the quickest to compare
+            return False
+        return self.description == other.description
 
     def __hash__(self) -> int:
-        """Hash of all fields."""
-        return hash(self.description)
+        """Hash of the name, which equal members share."""
+        return hash(self.name)
 
 
 def _described(value: Any) -> Any:
@@ -139,16 +141,12 @@ class Measured(NamedTuple):
 
     def of_sources(self, sources: slice) -> Measured:
         """Measurements of a slice of the S sources."""
-        axis = self.mask.ndim - 2
-
-        def pick(tensor: Tensor) -> Tensor:
-            return tensor[(slice(None),) * axis + (sources,)]
-
-        def pick_all(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-            return {name: pick(tensor) for name, tensor in tensors.items()}
-
-        values = tuple(map(pick_all, self.values))
-        return Measured(pick(self.mask), values, pick_all(self.context), self.length)
+        index = (slice(None),) * (self.mask.ndim - 2) + (sources,)
+        values = []
+        for arguments in self.values:
+            values.append({name: value[index] for name, value in arguments.items()})
+        context = {name: tensor[index] for name, tensor in self.context.items()}
+        return Measured(self.mask[index], tuple(values), context, self.length)
 
 
 class Distorted(NamedTuple):

@@ -9,19 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from torch_mapss.core.lengths import fast_length
 from torch_mapss.distortions.distortion import Distortion
-from torch_mapss.distortions.signal import convolve, samples
+from torch_mapss.distortions.signal import multiply_spectrum, samples
 
 FORGOTTEN = 1e-7
 """Relative amplitude, about float32 rounding, below which the past of a feedback comb is
 neglected."""
-
-
-def add_delayed(waveform: Tensor, delay: int, gain: float) -> Tensor:
-    """x[n] + gain x[n - delay], with silence before the start."""
-    if delay >= waveform.shape[-1]:
-        return waveform.clone()
-    return waveform + gain * pad(waveform[..., :-delay], (delay, 0))
 
 
 def comb(waveform: Tensor, sample_rate: int, *, delay: float, gain: float) -> Tensor:
@@ -43,7 +37,7 @@ def comb(waveform: Tensor, sample_rate: int, *, delay: float, gain: float) -> Te
     """
     lag = samples(delay, sample_rate)
     while lag < waveform.shape[-1]:
-        waveform = add_delayed(waveform, lag, gain)
+        waveform = waveform + gain * pad(waveform[..., :-lag], (lag, 0))
         lag, gain = 2 * lag, gain * gain
     return waveform.clone()
 
@@ -60,7 +54,10 @@ def echo(waveform: Tensor, sample_rate: int, *, delay: float, gain: float) -> Te
     Returns:
         (..., T).
     """
-    return add_delayed(waveform, samples(delay, sample_rate), gain)
+    lag = samples(delay, sample_rate)
+    if lag >= waveform.shape[-1]:
+        return waveform.clone()
+    return waveform + gain * pad(waveform[..., :-lag], (lag, 0))
 
 
 def reverberate(
@@ -100,7 +97,10 @@ def reverberate(
     tail = noise(len(time)) * fall.to(waveform)
     norm = torch.linalg.vector_norm(tail, dim=-1, keepdim=True)
     tail = tail * ((gain * share.sqrt()).to(waveform) / norm)
-    return waveform + convolve(waveform, pad(tail, (1, 0)))
+    impulse_response = pad(tail, (1, 0))
+    size = fast_length(waveform.shape[-1] + impulse_response.shape[-1])  # a linear convolution
+    reverb = multiply_spectrum(waveform, torch.fft.rfft(impulse_response, n=size), size)
+    return waveform + reverb
 
 
 def comb_at(milliseconds: float, gain: float) -> Distortion:

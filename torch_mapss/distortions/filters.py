@@ -1,7 +1,7 @@
 """Filters: notch, lowpass, highpass.
 
-All three multiply the spectrum of the entire waveform by a real response, so they act without delay
-and exactly at their nominal frequencies.
+All three multiply the spectrum of the entire waveform by a real response, which acts exactly at its
+nominal frequencies and without delay: a copy must stay aligned with its reference frame by frame.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch_mapss.distortions.reference_features import (
     fixed_cutoff,
     spectral_peak,
 )
-from torch_mapss.distortions.signal import apply_response, cast_like
+from torch_mapss.distortions.signal import cast_like, filter_grid, multiply_spectrum
 
 NOTCH_EDGE = 20.0
 """Hz over which the gain rises from 0 to 1 on each side of a notch; shortens the ringing to some 50
@@ -55,14 +55,10 @@ def notch(
     Returns:
         (..., T).
     """
-
     frequency, half_width = cast_like(waveform, frequency), cast_like(waveform, half_width)
-
-    def response(hertz: Tensor) -> Tensor:
-        outside = (((hertz - frequency).abs() - half_width) / NOTCH_EDGE).clamp(0, 1)
-        return outside.square() * (3 - 2 * outside)
-
-    return apply_response(waveform, sample_rate, response)
+    length, hertz = filter_grid(waveform, sample_rate)
+    outside = (((hertz - frequency).abs() - half_width) / NOTCH_EDGE).clamp(0, 1)
+    return multiply_spectrum(waveform, outside.square() * (3 - 2 * outside), length)
 
 
 def lowpass(waveform: Tensor, sample_rate: int, *, cutoff: float | Tensor) -> Tensor:
@@ -76,11 +72,9 @@ def lowpass(waveform: Tensor, sample_rate: int, *, cutoff: float | Tensor) -> Te
     Returns:
         (..., T).
     """
-
-    def response(hertz: Tensor) -> Tensor:
-        return (1 + (hertz / cutoff) ** (2 * BUTTERWORTH_ORDER)).rsqrt()
-
-    return apply_response(waveform, sample_rate, response)
+    length, hertz = filter_grid(waveform, sample_rate)
+    gain = (1 + (hertz / cutoff) ** (2 * BUTTERWORTH_ORDER)).rsqrt()
+    return multiply_spectrum(waveform, gain, length)
 
 
 def highpass(waveform: Tensor, sample_rate: int, *, cutoff: float | Tensor) -> Tensor:
@@ -94,14 +88,11 @@ def highpass(waveform: Tensor, sample_rate: int, *, cutoff: float | Tensor) -> T
     Returns:
         (..., T).
     """
-
-    def response(hertz: Tensor) -> Tensor:
-        # 1/sqrt(1 + (cutoff/f)^2n) without the division by f = 0; beyond f = 10 cut-offs the ratio
-        # is clamped (gain 1 up to rounding), or its power would overflow float32.
-        power = (hertz / cutoff).clamp(max=10) ** (2 * BUTTERWORTH_ORDER)
-        return (power / (1 + power)).sqrt()
-
-    return apply_response(waveform, sample_rate, response)
+    length, hertz = filter_grid(waveform, sample_rate)
+    # 1/sqrt(1 + (cutoff/f)^2n) without the division by f = 0; beyond f = 10 cut-offs the ratio is
+    # clamped (gain 1 up to rounding), or its power would overflow float32.
+    power = (hertz / cutoff).clamp(max=10) ** (2 * BUTTERWORTH_ORDER)
+    return multiply_spectrum(waveform, (power / (1 + power)).sqrt(), length)
 
 
 def notch_at(hertz: int) -> Distortion:

@@ -49,16 +49,19 @@ def scramble(counter: Sequence[Tensor], key: Sequence[Tensor]) -> list[Tensor]:
     return [c0, c1.bitwise_and_(WORD), c2, c3.bitwise_and_(WORD)]
 
 
-def normals(seeds: Tensor, start: int, length: int) -> Tensor:
+def normals(
+    seeds: Tensor, length: int, start: int = 0, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """Standard normal numbers at positions start, start + 1, … of each seed's sequence.
 
     Args:
         seeds: (...) int64, not negative, one sequence each.
-        start: First position, at least 0.
         length: Number of positions.
+        start: First position, at least 0.
+        dtype: Of the numbers, which are drawn in float32 whatever it is.
 
     Returns:
-        (..., length) float32 on the device of `seeds`, from 24 bits each, so that |x| < 5.9.
+        (..., length) on the device of `seeds`, from 24 bits each, so that |x| < 5.9.
     """
     first_block, end_block = start // 4, -(-(start + length) // 4)
     key = (seeds & WORD).unsqueeze(-1), (seeds >> 32).unsqueeze(-1)
@@ -76,20 +79,19 @@ def normals(seeds: Tensor, start: int, length: int) -> Tensor:
             -1, (-1, 4)
         )
         for pair in (0, 2):
-            quadruples[..., pair], quadruples[..., pair + 1] = box_muller(
-                words[pair], words[pair + 1]
-            )
+            cosine, sine = box_muller(words[pair], words[pair + 1])
+            quadruples[..., pair], quadruples[..., pair + 1] = cosine, sine
     skip = start - 4 * first_block
-    return numbers[..., skip : skip + length]
+    return numbers[..., skip : skip + length].to(dtype)
 
 
 def box_muller(radius_word: Tensor, angle_word: Tensor) -> tuple[Tensor, Tensor]:
-    """Two independent standard normal numbers (float32) from two random words."""
-    radius = _uniform(radius_word).log_().mul_(-2).sqrt_()
-    angle = _uniform(angle_word).mul_(2 * math.pi)
+    """Two independent standard normal numbers (float32) from two random words.
+
+    The upper 24 bits of a word (a float32's precision) plus ½ are a uniform number in (0, 1], where
+    the logarithm is finite.
+    """
+    radius = (radius_word >> 8).to(torch.float32).add_(0.5).mul_(2.0**-24)
+    radius.log_().mul_(-2).sqrt_()
+    angle = (angle_word >> 8).to(torch.float32).add_(0.5).mul_(2.0**-24).mul_(2 * math.pi)
     return radius * angle.cos(), angle.sin_().mul_(radius)
-
-
-def _uniform(words: Tensor) -> Tensor:
-    """Map words to (0, 1]: the upper 24 bits (a float32's precision) plus ½, for the logarithm."""
-    return (words >> 8).to(torch.float32).add_(0.5).mul_(2.0**-24)

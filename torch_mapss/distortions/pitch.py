@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from torch_mapss.core.lengths import fast_length
 from torch_mapss.distortions.distortion import Distortion
 from torch_mapss.distortions.reference_features import vibrato_depth
-from torch_mapss.distortions.signal import cast_like, clock, fast_length
+from torch_mapss.distortions.signal import cast_like, clock
 
 LARGEST_SHIFT = 36.0
 """Semitones; beyond three octaves no fraction with small terms is close enough to the ratio."""
@@ -158,10 +159,23 @@ def stretch(
     Returns:
         (..., at least ratio · (T - skipped)).
     """
-    count = math.ceil((waveform.shape[-1] - skipped) * ratio / (window // 4)) + 2
+    hop = window // 4
+    count = math.ceil((waveform.shape[-1] - skipped) * ratio / hop) + 2
     frames = analysis_frames(waveform, ratio, window, count, skipped)
-    phases, size = vocoder_frames(*frames, ratio, first_phase)
-    return overlap_add(torch.fft.irfft(phases * size, n=window))
+    phases, magnitudes = vocoder_frames(*frames, ratio, first_phase)
+    # Window the frames once more, add them a hop apart (each quarter lands one hop later than the
+    # quarter before it), and divide by the sum of the squared windows.
+    hann = torch.hann_window(window, dtype=waveform.dtype, device=waveform.device)
+    frame_quarters = (torch.fft.irfft(phases * magnitudes, n=window) * hann).unflatten(-1, (4, hop))
+    weight_quarters = hann.square().reshape(4, hop)
+    total = waveform.new_zeros(*waveform.shape[:-1], count + 3, hop)
+    weight = waveform.new_zeros(count + 3, hop)
+    for i in range(4):
+        total[..., i : i + count, :] += frame_quarters[..., i, :]
+        weight[i : i + count] += weight_quarters[i]
+    from_first_centre = slice(window // 2, None)
+    weight = weight.flatten()[from_first_centre].clamp(min=0.1)  # less only in the last half frame
+    return total.flatten(-2)[..., from_first_centre] / weight
 
 
 def vocoder_frames(
@@ -179,10 +193,16 @@ def vocoder_frames(
     # times what it does one hop earlier. So no sum starts from an arbitrary phase.
     onset = current.square().sum(-1) > ONSET * previous.square().sum(-1)
     spectrum = torch.fft.rfft(current)
-    size = magnitude(spectrum)
-    turns = running_turns(angle(spectrum * torch.fft.rfft(previous).conj()))
-    unit_phase = spectrum / size.where(size > 0, 1)
-    unit_phase = torch.where(size > 0, unit_phase, torch.ones_like(unit_phase))
+    # Neither torch.abs nor torch.angle, which is not vectorised and takes three times as long.
+    magnitudes = (spectrum.real.square() + spectrum.imag.square()).sqrt()
+    advance = spectrum * torch.fft.rfft(previous).conj()
+    gain = torch.atan2(advance.imag.contiguous(), advance.real.contiguous())
+    # The running sum counts whole numbers of 2^-32 of a turn, because a float32 sum of 10^5 phases
+    # has no digits left for the phase, and because the difference of two integer sums is exact, so
+    # that the sum may start anywhere.
+    turns = (gain * (TURN / (2 * torch.pi))).round().to(torch.int64).cumsum(-2)
+    unit_phase = spectrum / magnitudes.where(magnitudes > 0, 1)
+    unit_phase = torch.where(magnitudes > 0, unit_phase, torch.ones_like(unit_phase))
     delay = float(1 - ratio) * energy_centre(current)
     if first_phase is not None:
         unit_phase = torch.cat([first_phase.unsqueeze(-2), unit_phase[..., 1:, :]], -2)
@@ -193,18 +213,12 @@ def vocoder_frames(
     last_onset = last_onset.cummax(-1).values.unsqueeze(-1)
     everywhere = last_onset.expand(turns.shape)
     since = (turns - turns.gather(-2, everywhere)).to(torch.int32)  # whole turns drop out
-    phase = since.to(size.dtype) * (2 * torch.pi / TURN)
-    phase = phase + moving(delay.gather(-2, last_onset), window)
-    return unit_phase.gather(-2, everywhere) * torch.complex(phase.cos(), phase.sin()), size
-
-
-def running_turns(gain: Tensor) -> Tensor:
-    """Running sum of phases in 2^-32 of a turn, (..., F, K) int64.
-
-    Integers, because a float32 sum of 10^5 phases has no digits left for the phase, and because the
-    difference of two integer sums is exact, so that the sum may start anywhere.
-    """
-    return (gain * (TURN / (2 * torch.pi))).round().to(torch.int64).cumsum(-2)
+    phase = since.to(magnitudes.dtype) * (2 * torch.pi / TURN)
+    # A shift to earlier samples adds a phase that is linear in the frequency.
+    bins = torch.arange(window // 2 + 1, dtype=delay.dtype, device=delay.device)
+    phase = phase + delay.gather(-2, last_onset) * bins * (2 * torch.pi / window)
+    turned = unit_phase.gather(-2, everywhere) * torch.complex(phase.cos(), phase.sin())
+    return turned, magnitudes
 
 
 def energy_centre(frames: Tensor) -> Tensor:
@@ -214,22 +228,6 @@ def energy_centre(frames: Tensor) -> Tensor:
     total = power.sum(-1, keepdim=True)
     moment = (power * (sample_index - frames.shape[-1] // 2)).sum(-1, keepdim=True)
     return torch.where(total > 0, moment / total.where(total > 0, 1), 0)
-
-
-def moving(earlier: Tensor, window: int) -> Tensor:
-    """Phases that shift a frame to earlier samples, (..., 1) -> (..., window // 2 + 1)."""
-    bins = torch.arange(window // 2 + 1, dtype=earlier.dtype, device=earlier.device)
-    return earlier * bins * (2 * torch.pi / window)
-
-
-def angle(values: Tensor) -> Tensor:
-    """Phase; three times as fast as `torch.angle`, which is not vectorised on a CPU."""
-    return torch.atan2(values.imag.contiguous(), values.real.contiguous())
-
-
-def magnitude(values: Tensor) -> Tensor:
-    """Modulus; faster than `torch.abs` on a CPU, and safe for the range of audio."""
-    return (values.real.square() + values.imag.square()).sqrt()
 
 
 def analysis_frames(
@@ -249,55 +247,23 @@ def analysis_frames(
     return padded[..., centres + hop, :] * hann, padded[..., centres, :] * hann
 
 
-def overlap_add(frames: Tensor) -> Tensor:
-    """Window and add frames a quarter of their length apart, from the first one's centre on.
-
-    Args:
-        frames: (..., F, window), already windowed once.
-
-    Returns:
-        (..., (F + 1) · window / 4), divided by the sum of the squared windows.
-    """
-    count, window = frames.shape[-2:]
-    hann = torch.hann_window(window, dtype=frames.dtype, device=frames.device)
-    total = add_quarters(frames * hann)
-    weight = add_quarters(hann.square().expand(count, window))
-    half = window // 2
-    return total[..., half:] / weight[half:].clamp(min=0.1)  # smaller only in the last half frame
-
-
-def add_quarters(frames: Tensor) -> Tensor:
-    """(..., F, window) -> (..., (F + 3) window / 4): each quarter lands one hop later."""
-    count, window = frames.shape[-2:]
-    quarters = frames.reshape(*frames.shape[:-1], 4, window // 4)
-    total = frames.new_zeros(*frames.shape[:-2], count + 3, window // 4)
-    for i in range(4):
-        total[..., i : i + count, :] += quarters[..., i, :]
-    return total.flatten(-2)
-
-
-def band_edge(bins: int, length: int, sample_rate: int, waveform: Tensor) -> Tensor:
-    """Gains of the first bins of a spectrum, (bins,), falling from 1 to 0 over the last 100 Hz.
-
-    An abrupt edge would ring for minutes.
-    """
-    left = torch.arange(bins - 1, -1, -1, device=waveform.device, dtype=waveform.dtype)
-    return 0.5 - 0.5 * torch.cos(torch.pi * (left * (sample_rate / length / EDGE)).clamp(max=1))
-
-
 def fourier_resample(waveform: Tensor, sample_rate: int, ratio: Fraction, length: int) -> Tensor:
     """Band-limited y[n] = x(ratio · n) for n < length.
 
     x is zero-padded to k·p samples, and its spectrum is cut or extended to that of k·q samples,
-    with p/q = ratio: the same time span at q/p times the rate.
+    with p/q = ratio: the same time span at q/p times the rate. Where that band ends, the spectrum
+    falls to 0 over the last 100 Hz; an abrupt edge would ring for minutes.
     """
     p, q = ratio.numerator, ratio.denominator
     k = fast_length(-(-(waveform.shape[-1] + WRAP) // p))
-    spectrum = torch.fft.rfft(waveform, n=k * p)
-    keep = k * min(p, q) // 2 + 1
-    spectrum = spectrum[..., :keep]
+    bins = k * min(p, q) // 2 + 1
+    spectrum = torch.fft.rfft(waveform, n=k * p)[..., :bins]
     if ratio != 1:
-        spectrum = spectrum * band_edge(keep, k * p, sample_rate, waveform)
+        bins_below_end = torch.arange(
+            bins - 1, -1, -1, dtype=waveform.dtype, device=waveform.device
+        )
+        share = (bins_below_end * (sample_rate / (k * p) / EDGE)).clamp(max=1)
+        spectrum = spectrum * (0.5 - 0.5 * torch.cos(torch.pi * share))
     moved = torch.fft.irfft(spectrum, n=k * q)  # irfft appends the missing zeros
     return moved[..., :length] * (q / p)
 
@@ -326,36 +292,24 @@ def vibrato(
     Returns:
         (..., T); time before the start and after the end is silent.
     """
-    time = clock(waveform.shape[-1], sample_rate, start)
-    wave = torch.sin(2 * torch.pi * rate * time) * (sample_rate / (2 * torch.pi * rate))
-    return warp(waveform, sample_rate, cast_like(waveform, depth) * wave.to(waveform))
-
-
-def warp(waveform: Tensor, sample_rate: int, offset: Tensor) -> Tensor:
-    """x(n + offset[n]), offset in samples, both (..., T) and broadcast to (..., T)."""
     length = waveform.shape[-1]
-    dense = oversample(pad(waveform, (MARGIN, MARGIN)), sample_rate)
+    time = clock(length, sample_rate, start)
+    wave = torch.sin(2 * torch.pi * rate * time) * (sample_rate / (2 * torch.pi * rate))
+    offset = cast_like(waveform, depth) * wave.to(waveform)  # in samples, (..., T)
+    padded = pad(waveform, (MARGIN, MARGIN))
+    dense_length = OVERSAMPLING * padded.shape[-1]
+    dense = fourier_resample(padded, sample_rate, Fraction(1, OVERSAMPLING), dense_length)
     fine = OVERSAMPLING * offset
     integer = fine.floor()
     sample_index = OVERSAMPLING * (torch.arange(length, device=waveform.device) + MARGIN)
     # Not torch.broadcast_shapes, whose first call imports a computer algebra system.
     shape = torch.Size([*(waveform[..., 0] + offset[..., 0]).shape, length])
-    index = (sample_index + integer.long()).clamp(2, dense.shape[-1] - 4).expand(shape)
+    index = (sample_index + integer.long()).clamp(2, dense_length - 4).expand(shape)
     dense = dense.expand(*shape[:-1], -1)
-    weights = lagrange(fine - integer)
-    return sum(
-        (w * dense.gather(-1, index + i - 2) for i, w in enumerate(weights)),
-        start=waveform.new_zeros(shape),
-    )
-
-
-def oversample(waveform: Tensor, sample_rate: int) -> Tensor:
-    """Band-limited interpolation to 4 times the rate, (..., T) -> (..., 4 T)."""
-    length = fast_length(waveform.shape[-1] + WRAP)
-    spectrum = torch.fft.rfft(waveform, n=length)
-    spectrum = spectrum * (OVERSAMPLING * band_edge(length // 2 + 1, length, sample_rate, waveform))
-    dense = torch.fft.irfft(spectrum, n=OVERSAMPLING * length)
-    return dense[..., : OVERSAMPLING * waveform.shape[-1]]
+    warped = waveform.new_zeros(shape)
+    for i, weight in enumerate(lagrange(fine - integer)):
+        warped += weight * dense.gather(-1, index + i - 2)
+    return warped
 
 
 def lagrange(fraction: Tensor) -> list[Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torch_mapss.core.devices import wide
 from torch_mapss.core.lengths import fast_length
-from torch_mapss.distortions.signal import frequencies, root_mean_square
+from torch_mapss.distortions.signal import root_mean_square
 
 NOTCHES = 20  # number of notches, "<= 20"
 LOWEST_PEAK = 80.0  # operating band, 80 Hz to 0.45 f_s
@@ -67,8 +67,18 @@ class ReferenceFeatures:
 
     @cached_property
     def a95(self) -> Tensor:
-        """A_95, the 95th percentile of the absolute amplitude, (..., 1)."""
-        return percentile(self.waveform.abs(), 95)
+        """A_95, the 95th percentile of the absolute amplitude, (..., 1).
+
+        Interpolated between neighbours like `torch.quantile`, which refuses more than 2^24 values;
+        only the upper end is sorted.
+        """
+        length = self.waveform.shape[-1]
+        index, remainder = divmod(95 * (length - 1), 100)
+        upper = self.waveform.abs().topk(length - index, dim=-1).values
+        lower_neighbour, upper_neighbour = upper[..., -1:], upper[..., -2:-1]
+        if remainder == 0:
+            return lower_neighbour
+        return torch.lerp(lower_neighbour, upper_neighbour, remainder / 100)
 
     @cached_property
     def peaks(self) -> Tensor:
@@ -80,10 +90,11 @@ class ReferenceFeatures:
         """
         window = fast_length(round(0.064 * self.sample_rate))
         power = welch_spectrum(self.waveform, window)
-        hertz = frequencies(window, self.sample_rate, self.waveform)
+        bins = torch.arange(1, window // 2, dtype=power.dtype, device=power.device)
+        hertz = bins * (self.sample_rate / window)
         inner = power[..., 1:-1]
         maxima = (inner > power[..., :-2]) & (inner >= power[..., 2:])
-        hertz, power = hertz[1:-1], inner
+        power = inner
         inside = (hertz >= LOWEST_PEAK) & (hertz <= HIGHEST * self.sample_rate)
         floor = PEAK_FLOOR * power.amax(-1, keepdim=True)
         left = torch.where(maxima & inside & (power > floor), power, 0)
@@ -103,19 +114,15 @@ class ReferenceFeatures:
         """
         rows = self.waveform.reshape(-1, self.waveform.shape[-1])
         size = max(1, ROWS // rows.shape[-1])
-        shares = torch.cat([_cumulative_energy(batch) for batch in rows.split(size)])
-        return shares.reshape(*self.waveform.shape[:-1], -1)
-
-
-def percentile(values: Tensor, percent: int) -> Tensor:
-    """Percentile over the last axis, interpolated between neighbours: (..., T) -> (..., 1).
-
-    Like `torch.quantile`, which refuses more than 2^24 values, but sorts only the upper end.
-    """
-    index, remainder = divmod(percent * (values.shape[-1] - 1), 100)
-    upper = values.topk(values.shape[-1] - index, dim=-1).values  # down to the lower neighbour
-    low, high = upper[..., -1:], upper[..., -2:-1]
-    return torch.lerp(low, high, remainder / 100) if remainder else low
+        shares = []
+        for batch in rows.split(size):
+            spectrum = torch.fft.rfft(batch, n=fast_length(batch.shape[-1]))
+            power = wide(spectrum.abs().square())
+            power[..., 1:-1] *= 2  # bins between 0 and f_s / 2 also stand for negative frequencies
+            running = power.cumsum(-1)
+            total = running[..., -1:]
+            shares.append(torch.where(total > 0, running / total.where(total > 0, 1), 1))
+        return torch.cat(shares).reshape(*self.waveform.shape[:-1], -1)
 
 
 def welch_spectrum(waveform: Tensor, window: int) -> Tensor:
@@ -130,19 +137,6 @@ def welch_spectrum(waveform: Tensor, window: int) -> Tensor:
         torch.fft.rfft(batch * hann).abs().square().sum(-2) for batch in frames.split(size, -2)
     )
     return sum(spectra, start=torch.zeros_like(hann[: window // 2 + 1])) / frames.shape[-2]
-
-
-def _cumulative_energy(waveform: Tensor) -> Tensor:
-    power = wide(torch.fft.rfft(waveform, n=fast_length(waveform.shape[-1])).abs().square())
-    power[..., 1:-1] *= 2  # bins between 0 and f_s / 2 also stand for negative frequencies
-    running = power.cumsum(-1)
-    total = running[..., -1:]
-    return torch.where(total > 0, running / total.where(total > 0, 1), 1)
-
-
-def limited_cutoff(hertz: Tensor, sample_rate: int) -> Tensor:
-    """Cut-off, limited to between 100 Hz and 0.45 f_s."""
-    return hertz.clamp(LOWEST_CUTOFF, HIGHEST * sample_rate)
 
 
 # --------------------------------------------------------------------------------------------
@@ -164,7 +158,7 @@ def spectral_peak(features: ReferenceFeatures, *, rank: int) -> Tensor:
 def fixed_cutoff(features: ReferenceFeatures, *, hertz: float) -> Tensor:
     """Fixed cut-off in Hz, limited to between 100 Hz and 0.45 f_s."""
     cutoff = torch.full_like(features.waveform[..., :1], hertz)
-    return limited_cutoff(cutoff, features.sample_rate)
+    return cutoff.clamp(LOWEST_CUTOFF, HIGHEST * features.sample_rate)
 
 
 def energy_quantile(features: ReferenceFeatures, *, share: float) -> Tensor:
@@ -176,7 +170,8 @@ def energy_quantile(features: ReferenceFeatures, *, share: float) -> Tensor:
     index = (running < share).sum(-1, keepdim=True)  # the first bin that reaches it
     hertz = index.float() * (0.5 * features.sample_rate / (running.shape[-1] - 1))
     rounded = torch.floor(hertz / CUTOFF_STEP + 0.5) * CUTOFF_STEP
-    return limited_cutoff(rounded, features.sample_rate).to(features.waveform)
+    cutoff = rounded.clamp(LOWEST_CUTOFF, HIGHEST * features.sample_rate)
+    return cutoff.to(features.waveform)
 
 
 def vibrato_depth(features: ReferenceFeatures, *, factor: float) -> Tensor:

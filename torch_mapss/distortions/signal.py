@@ -1,8 +1,6 @@
-"""Helpers shared by the families: times, zero-phase filtering, convolution, levels."""
+"""Helpers shared by the families: times, filtering by a product of spectra, levels."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -18,12 +16,6 @@ def samples(seconds: float, sample_rate: int) -> int:
     return max(1, round(seconds * sample_rate))
 
 
-def frequencies(length: int, sample_rate: int, waveform: Tensor) -> Tensor:
-    """Bin centres in Hz of a real FFT of `length`, shape (length // 2 + 1,)."""
-    bins = torch.arange(length // 2 + 1, device=waveform.device, dtype=waveform.dtype)
-    return bins * (sample_rate / length)
-
-
 def clock(length: int, sample_rate: int, start: int = 0) -> Tensor:
     """Times of samples in seconds, (length,); float64 on the CPU, because phases grow with them."""
     return torch.arange(start, start + length, dtype=torch.float64, device="cpu") / sample_rate
@@ -34,34 +26,30 @@ def cast_like(waveform: Tensor, value: float | Tensor) -> float | Tensor:
     return value.to(waveform) if isinstance(value, Tensor) else value
 
 
-def apply_response(
-    waveform: Tensor, sample_rate: int, response: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """Filter with a real, zero-phase frequency response.
+def filter_grid(waveform: Tensor, sample_rate: int) -> tuple[int, Tensor]:
+    """Length of the transform by which a waveform (..., T) is filtered, and its bins in Hz (K,).
 
-    Zero phase, because the copy must stay aligned with its reference frame by frame: only the
-    spectrum changes. The appended zeros keep the response's tails, which extend to both sides, from
-    wrapping around into the signal.
+    The zeros that it appends keep the tails of a zero-phase response, which extend to both sides,
+    from wrapping around into the signal.
+    """
+    length = fast_length(waveform.shape[-1] + samples(PADDING, sample_rate))
+    bins = torch.arange(length // 2 + 1, device=waveform.device, dtype=waveform.dtype)
+    return length, bins * (sample_rate / length)
+
+
+def multiply_spectrum(waveform: Tensor, response: Tensor, length: int) -> Tensor:
+    """Filter with a frequency response, in the same number of samples.
 
     Args:
         waveform: (..., T).
-        sample_rate: In Hz.
-        response: Function of frequencies in Hz (K,) that returns gains broadcastable to (..., K).
+        response: (..., length // 2 + 1), real for a filter with zero phase.
+        length: Length of the transform, above T by what the response rings.
 
     Returns:
         (..., T).
     """
-    length = fast_length(waveform.shape[-1] + samples(PADDING, sample_rate))
-    gains = response(frequencies(length, sample_rate, waveform))
-    spectrum = torch.fft.rfft(waveform, n=length) * gains
+    spectrum = torch.fft.rfft(waveform, n=length) * response
     return torch.fft.irfft(spectrum, n=length)[..., : waveform.shape[-1]]
-
-
-def convolve(waveform: Tensor, kernel: Tensor) -> Tensor:
-    """Causal convolution, cut to the waveform's length: (..., T) and (..., L) to (..., T)."""
-    length = fast_length(waveform.shape[-1] + kernel.shape[-1])
-    product = torch.fft.rfft(waveform, n=length) * torch.fft.rfft(kernel, n=length)
-    return torch.fft.irfft(product, n=length)[..., : waveform.shape[-1]]
 
 
 def root_mean_square(waveform: Tensor) -> Tensor:

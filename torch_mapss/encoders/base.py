@@ -125,9 +125,36 @@ class Encoder(nn.Module):
                 device than the weights.
         """
         self._check(waveform)
+        samples = waveform.shape[-1]
+        frames = self.frame_count(samples)
         with torch.autocast(waveform.device.type, enabled=False):
-            flat = self._cast(waveform).reshape(-1, waveform.shape[-1])
-            embeddings = self._encode_in_chunks(flat, memory)
+            flat = self._cast(waveform).reshape(-1, samples)
+            # Items whose activations fit the budget are encoded at once. A graph keeps all
+            # activations, so chunks save nothing there, unless the backward pass encodes anew.
+            budget = min(memory or self.memory_budget, self.memory_budget)
+            chunks = flat.split(max(1, budget // max(1, self._item_bytes(samples))))
+            encode: Callable[[Tensor], Any] = self._encode
+            has_graph = torch.is_grad_enabled() and flat.requires_grad
+            if has_graph and self.activation_checkpointing:
+                # Nothing random runs in evaluation mode, so the generators' state is not saved.
+                encode = functools.partial(
+                    recompute_in_backward, encode, use_reentrant=False, preserve_rng_state=False
+                )
+            elif has_graph:
+                chunks = (flat,)
+            encoded_chunks = []
+            if len(flat) == 0 and self.feature_size is not None:
+                chunks = ()
+                encoded_chunks = [flat.new_zeros(0, frames, self.feature_size)]
+            for chunk in chunks:
+                embeddings = encode(chunk)
+                is_float = isinstance(embeddings, Tensor) and embeddings.is_floating_point()
+                if not is_float or embeddings.shape[:-1] != (len(chunk), frames):
+                    raise ValueError(self._unfit(embeddings, chunk))
+                encoded_chunks.append(embeddings)
+            embeddings = encoded_chunks[0]
+            if len(encoded_chunks) > 1:
+                embeddings = torch.cat(encoded_chunks)
             embeddings = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
         return embeddings.reshape(*waveform.shape[:-1], *embeddings.shape[-2:])
 
@@ -151,45 +178,22 @@ class Encoder(nn.Module):
         """Cast to the dtype of the computation; half precision is lifted to float32."""
         return waveform.to(self.dtype or torch.promote_types(waveform.dtype, torch.float32))
 
-    def _encode_in_chunks(self, flat: Tensor, memory: int | None) -> Tensor:
-        """(N, T) -> (N, F, M), in chunks of items if no graph is kept, or if it is recomputed."""
-        samples = flat.shape[-1]
-        encode: Callable[[Tensor], Tensor] = self._encode_checked
-        if not len(flat) and self.feature_size is not None:
-            return flat.new_zeros(0, self.frame_count(samples), self.feature_size)
-        if torch.is_grad_enabled() and flat.requires_grad:
-            if not self.activation_checkpointing:
-                return encode(flat)  # the graph keeps all activations: chunks save nothing
-            # Nothing random runs in evaluation mode, so the generators' state need not be saved.
-            encode = functools.partial(
-                recompute_in_backward, encode, use_reentrant=False, preserve_rng_state=False
-            )
-        budget = min(memory or self.memory_budget, self.memory_budget)
-        fitting = max(1, budget // max(1, self._item_bytes(samples)))
-        embeddings = [encode(chunk) for chunk in flat.split(fitting)]
-        return embeddings[0] if len(embeddings) == 1 else torch.cat(embeddings)
-
     def _encode(self, flat: Tensor) -> Tensor:
         """(N, T) -> (N, F, M)."""
         raise NotImplementedError
 
-    def _encode_checked(self, flat: Tensor) -> Tensor:
-        """Call `_encode`; ValueError if the result is off the grid or not floating point."""
-        embeddings: Any = self._encode(flat)
-        expected = (flat.shape[0], self.frame_count(flat.shape[-1]))
-        fits = isinstance(embeddings, Tensor) and embeddings.is_floating_point()
-        if not fits or embeddings.dim() != 3 or embeddings.shape[:2] != expected:
-            got = type(embeddings).__name__
-            if isinstance(embeddings, Tensor):
-                got = f"{tuple(embeddings.shape)}, {embeddings.dtype}"
-            raise ValueError(
-                f"encoder {self.name!r} should turn a waveform of shape {tuple(flat.shape)} into "
-                f"floating-point features of shape ({expected[0]}, {expected[1]}, M), but gave "
-                f"{got}. Frames lie where hop {self.hop} and receptive field "
-                f"{self.receptive_field} say: set these to what the encoder does, or trim its "
-                "output; take the magnitude of complex features."
-            )
-        return embeddings
+    def _unfit(self, embeddings: Any, flat: Tensor) -> str:
+        """Message for features of (N, T) that are off the grid or not floating point."""
+        got = type(embeddings).__name__
+        if isinstance(embeddings, Tensor):
+            got = f"{tuple(embeddings.shape)}, {embeddings.dtype}"
+        expected = f"({len(flat)}, {self.frame_count(flat.shape[-1])}, M)"
+        return (
+            f"encoder {self.name!r} should turn a waveform of shape {tuple(flat.shape)} into "
+            f"floating-point features of shape {expected}, but gave {got}. Frames lie where hop "
+            f"{self.hop} and receptive field {self.receptive_field} say: set these to what the "
+            "encoder does, or trim its output; take the magnitude of complex features."
+        )
 
     def _item_bytes(self, samples: int) -> int:
         """Peak bytes of activations for one item of `samples` samples."""

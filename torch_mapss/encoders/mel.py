@@ -91,18 +91,15 @@ class MelEncoder(Encoder):
     def _encode(self, flat: Tensor) -> Tensor:
         inner = torch.nn.functional.pad(flat, (-self.margin, -self.margin))  # cut if negative
         frames = inner.unfold(-1, self.window, self.hop)
+        at_once = frames.shape[-2]
+        if frames.device.type == "cpu":
+            at_once = max(1, CACHED_FRAMES // max(1, len(frames)))
         energies = [
             hann_energies(block, self.bands, self.sample_rate, self.fft_size, self.highest)
-            for block in self._blocks(frames)
+            for block in frames.split(at_once, -2)
         ]
         spectra = (torch.cat(energies, -2) + self.floor).log().unfold(-2, 2 * self.context + 1, 1)
         return spectra.transpose(-1, -2).flatten(-2)
-
-    def _blocks(self, frames: Tensor) -> tuple[Tensor, ...]:
-        """Frames (n, F, W) in blocks that a processor's cache holds; all of them elsewhere."""
-        if frames.device.type != "cpu":
-            return (frames,)
-        return frames.split(max(1, CACHED_FRAMES // max(1, len(frames))), dim=-2)
 
     def _item_bytes(self, samples: int) -> int:
         # Windowed frames, complex spectrum, squares and bands, at 8 bytes per number.
@@ -205,12 +202,6 @@ _CORNER_MEL = _CORNER_HZ / _LINEAR_HZ
 _LOG_STEP = math.log(6.4) / 27.0  # natural logarithm of the frequency ratio per mel
 
 
-def _mel_of(hertz: float) -> float:
-    if hertz < _CORNER_HZ:
-        return hertz / _LINEAR_HZ
-    return _CORNER_MEL + math.log(hertz / _CORNER_HZ) / _LOG_STEP
-
-
 def mel_filterbank(
     bands: int, sample_rate: int, fft_size: int, highest: float | None = None
 ) -> Tensor:
@@ -231,9 +222,12 @@ def mel_filterbank(
     # At odd rates the last bin lies half a hertz higher; bins and bands must agree on it.
     half_rate = float(sample_rate // 2)
     top = half_rate if highest is None else highest
+    top_mel = top / _LINEAR_HZ
+    if top >= _CORNER_HZ:
+        top_mel = _CORNER_MEL + math.log(top / _CORNER_HZ) / _LOG_STEP
     options: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
     frequencies = torch.linspace(0.0, half_rate, fft_size // 2 + 1, **options)
-    mel = torch.linspace(0.0, _mel_of(top), bands + 2, **options)
+    mel = torch.linspace(0.0, top_mel, bands + 2, **options)
     above_corner = _CORNER_HZ * (_LOG_STEP * (mel - _CORNER_MEL)).exp()
     edges = torch.where(mel < _CORNER_MEL, _LINEAR_HZ * mel, above_corner)
     lower, centre, upper = edges[:-2], edges[1:-1], edges[2:]

@@ -90,7 +90,7 @@ class CopyPlan(NamedTuple):
         for source in range(0, sources, step):
             stretch = slice(source, min(source + step, sources))
             chunk = max(1, min(MEMBERS, self.budget.samples // waves[:, stretch].numel()))
-            for members, copies, _ in self.bank.iterate(
+            for members, copies, _ in self.bank.chunks(
                 waves[:, stretch],
                 self.config.grid.sample_rate,
                 range(sources)[stretch],
