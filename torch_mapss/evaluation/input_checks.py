@@ -121,61 +121,59 @@ class Inspection:
 
     Attributes: ``findings``; ``silent`` (S') and ``silent_references`` (S), constant signals;
     ``estimate_bands`` (S') and ``reference_bands`` (S), Hz at which the spectrum ends;
-    ``estimate_levels_db`` (S'), relative to the sum of the references. All other tables have one
+    ``estimate_levels_db`` (S'), relative to the sum of the references. ``means``, ``levels`` (RMS),
+    ``cosines`` (of each two signals without their means) and ``si_sdr`` (dB, of each two) have one
     row per estimate, then per reference, then their sum and, if it is long enough, the mixture.
 
     Args:
         signals: signals of one mixture and system.
         has_log_pm: whether log PM is computed, so that texts may mention it.
+        energy_ratios: of each channel that is scored, (S',) dB by name.
     """
 
-    def __init__(self, signals: SystemSignals, has_log_pm: bool = True) -> None:
-        outputs, truth, mixed = signals.outputs, signals.truth, signals.mixture
-        count, total, samples = len(outputs), len(outputs) + len(truth), truth.shape[-1]
+    def __init__(
+        self,
+        signals: SystemSignals,
+        has_log_pm: bool = True,
+        energy_ratios: Sequence[Mapping[str, Sequence[float]]] = (),
+    ) -> None:
         self.signals = signals
         self.has_log_pm = has_log_pm
+        self.energy_ratios = energy_ratios
+        outputs, truth = signals.outputs, signals.truth
         self.silent = tuple(bool(is_constant(output)) for output in outputs)
         self.silent_references = tuple(bool(is_constant(reference)) for reference in truth)
-        self.estimate_bands, self.reference_bands = (
-            tuple(bandwidth(waves, signals.rate).tolist()) for waves in (outputs, truth)
-        )
-        owners = [count + source for source in signals.attributed]
+        self.estimate_bands = tuple(bandwidth(outputs, signals.rate).tolist())
+        self.reference_bands = tuple(bandwidth(truth, signals.rate).tolist())
+        count, sum_row, samples = len(outputs), len(outputs) + len(truth), truth.shape[-1]
+        reference_rows = [count + source for source in signals.attributed]
         # Row, clip, and the row of the reference.
-        self.estimates = [*zip(range(count), signals.estimates, owners)]
+        self.estimates = [*zip(range(count), signals.estimates, reference_rows)]
         self.references = dict(enumerate(signals.references, count))
-        # Rows that hold the mixture, a given one first.
-        self.mixtures, mixture = [(total, "the sum of the references")], []
-        if mixed is not None and len(mixed.wave) >= samples:
-            mixture = [mixed.wave[None, :samples].to(truth.device)]
-            self.mixtures.insert(0, (total + 1, f"the mixture {mixed.label}"))
-        sums = torch.zeros(total + len(self.mixtures), dtype=torch.float64, device="cpu")
-        gram = torch.zeros(len(sums), len(sums), dtype=torch.float64, device="cpu")
-        for begin in range(0, samples, _BLOCK):
-            rows = [x[:, begin : begin + _BLOCK] for x in (outputs, truth, *mixture)]
-            rows.insert(2, rows[1].sum(0, keepdim=True))
-            block = torch.cat(rows).cpu().double()
-            sums, gram = sums + block.sum(-1), gram + block @ block.T
+        # Row and name of what counts as the mixture; the file of it, if long enough, comes first.
+        self.mixtures, waves = [(sum_row, "the sum of the references")], [outputs, truth]
+        mixture = signals.mixture
+        if mixture is not None and len(mixture.wave) >= samples:
+            waves.append(mixture.wave[None, :samples].to(truth.device))
+            self.mixtures.insert(0, (sum_row + 1, f"the mixture {mixture.label}"))
+        sums, products = _sums_and_products(*waves)
         self.means = (sums / samples).tolist()
-        self.levels = (gram.diagonal() / samples).sqrt().tolist()  # RMS
+        self.levels = (products.diagonal() / samples).sqrt().tolist()  # RMS
+        level_of_sum = max(self.levels[sum_row], 1e-30)
         self.estimate_levels_db = [
-            math.nan if silent else _decibels(self.levels[row] / max(self.levels[total], 1e-30))
+            math.nan if silent else _decibels(self.levels[row] / level_of_sum)
             for row, silent in enumerate(self.silent)
         ]
-        gram = gram - torch.outer(sums, sums) / samples
-        norms = gram.diagonal().clamp(min=0.0).sqrt()
-        norms = torch.where(norms > 0, norms, 1.0)
-        self.cosines = gram / torch.outer(norms, norms)  # without the means
-        explained = self.cosines.square().clamp(max=1.0)
-        ratio = explained.clamp(min=1e-30) / (1.0 - explained).clamp(min=1e-30)
-        self.si_sdr = (10 * torch.log10(ratio)).tolist()  # dB, of each row with each other
-        findings = []
+        self.cosines = _cosines(products - torch.outer(sums, sums) / samples)
+        self.si_sdr = _si_sdr(self.cosines).tolist()
+        self.findings = (*self._findings_of_checks(), *self._channel_findings())
+
+    def _findings_of_checks(self) -> Iterator[Finding]:
         for check in _CHECKS:
             for kind, row, *values in check(self):
-                estimate = None if row is None or row >= count else row
-                findings.append(Finding(kind, _TEXTS[kind].format(*values), estimate))
-        self.findings = (*findings, *self._channel_findings())
-        # Of each channel that is scored: (S',) dB by name.
-        self.energy_ratios: Sequence[Mapping[str, Sequence[float]]] = ()
+                is_of_estimate = row is not None and row < len(self.silent)
+                estimate = row if is_of_estimate else None
+                yield Finding(kind, _TEXTS[kind].format(*values), estimate)
 
     def _channel_findings(self) -> Iterator[Finding]:
         for row, clip, reference_row in self.estimates:
@@ -196,6 +194,42 @@ class Inspection:
     def same(self, row_a: int, row_b: int) -> bool:
         """Whether two rows hold the same signal, at any level."""
         return bool(self.si_sdr[row_a][row_b] > _SAME_DB)
+
+
+def _sums_and_products(
+    outputs: Tensor, truth: Tensor, mixture: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Sums (n,) and inner products (n, n) of signals, in float64.
+
+    The n signals are the outputs (S', T), the references (S, T), the sum of the references and,
+    if there is one, the mixture (1, T).
+    """
+    count = len(outputs) + len(truth) + (1 if mixture is None else 2)
+    sums = torch.zeros(count, dtype=torch.float64, device="cpu")
+    products = torch.zeros(count, count, dtype=torch.float64, device="cpu")
+    for begin in range(0, truth.shape[-1], _BLOCK):
+        piece = slice(begin, begin + _BLOCK)
+        rows = [outputs[:, piece], truth[:, piece], truth[:, piece].sum(0, keepdim=True)]
+        if mixture is not None:
+            rows.append(mixture[:, piece])
+        block = torch.cat(rows).cpu().double()
+        sums += block.sum(-1)
+        products += block @ block.T
+    return sums, products
+
+
+def _cosines(covariances: Tensor) -> Tensor:
+    """(n, n) cosines of the angles between signals; 0 with a signal that is constant."""
+    norms = covariances.diagonal().clamp(min=0.0).sqrt()
+    norms = torch.where(norms > 0, norms, 1.0)
+    return covariances / torch.outer(norms, norms)
+
+
+def _si_sdr(cosines: Tensor) -> Tensor:
+    """(n, n) SI-SDR in dB of each signal with each other: cos² is the share that it explains."""
+    explained = cosines.square().clamp(max=1.0)
+    ratio = explained.clamp(min=1e-30) / (1.0 - explained).clamp(min=1e-30)
+    return 10 * torch.log10(ratio)
 
 
 def _decibels(ratio: float) -> float:

@@ -124,8 +124,7 @@ class Scorer:
             self.mapss, self.settings, self.device, estimates, references, attributed, mixture
         )
         measures = self.settings.measures
-        inspected = Inspection(signals, has_log_pm=measures is None or "match" in measures)
-        inspected.energy_ratios = energy_ratios(
+        ratios = energy_ratios(
             signals.estimates,
             signals.references,
             signals.attributed,
@@ -133,6 +132,8 @@ class Scorer:
             signals.rate,
             bss=measures is not None and "bss" in measures,
         )
+        has_log_pm = measures is None or "match" in measures
+        inspected = Inspection(signals, has_log_pm, ratios)
         inspected.release()
         return inspected
 
