@@ -78,12 +78,12 @@ def write_manifest(folder: Path, mixtures=3, systems=("good", "bad"), seconds=0.
 def score_set(path: Path, out: Path, mapss: MAPSS | None = None, **settings: Any) -> Any:
     """Results of a run over a manifest, with :func:`small_mapss` unless another is passed."""
     from torch_mapss.evaluation.manifest import load_manifest
-    from torch_mapss.evaluation.run import run
+    from torch_mapss.evaluation.run import score_mixtures
     from torch_mapss.evaluation.score_mixture import MixtureJob
 
     how = {name: settings.pop(name) for name in ("shard", "quiet", "map") if name in settings}
     job = MixtureJob(settings, mapss=mapss or small_mapss())
-    return run(load_manifest(path), out, job, **how)
+    return score_mixtures(load_manifest(path), out, job, **how)
 
 
 def save_results(folder: Path, rows: Sequence[dict[str, Any]]) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import multiprocessing
 import os
@@ -19,12 +20,20 @@ from typing import Any
 import pandas
 import pytest
 import torch
-from separations import contents, environment, python, small_mapss, write_manifest
+from separations import (
+    contents,
+    environment,
+    python,
+    small_mapss,
+    sources,
+    write_all,
+    write_manifest,
+)
 
 from torch_mapss import compare, evaluate, evaluate_set, score_mixture
 from torch_mapss.core.devices import with_index
 from torch_mapss.evaluation import cli, engines
-from torch_mapss.evaluation.manifest import load_manifest
+from torch_mapss.evaluation.manifest import Mixture, load_manifest
 from torch_mapss.evaluation.results import load_results
 from torch_mapss.evaluation.shard import local_device
 
@@ -161,6 +170,38 @@ def test_threads(tiny, expected, tmp_path):
     with ThreadPoolExecutor(4) as pool:
         evaluate_set(tiny, out=tmp_path, map=engines.unordered(pool), **QUICK)
     assert contents(tmp_path) == expected
+
+
+OWN_ENCODER = """
+from torch_mapss.encoders.mel import MelEncoder
+
+class TooLong(Exception):
+    def __init__(self, samples, limit):  # two arguments: it can be pickled, but not unpickled
+        super().__init__(f"{samples} samples, at most {limit}")
+
+class ShortEncoder(MelEncoder):
+    def _encode(self, flat):
+        if flat.shape[-1] > 4000:
+            raise TooLong(flat.shape[-1], 4000)
+        return super()._encode(flat)
+"""
+
+
+def test_an_exception_of_a_users_encoder_fails_one_mixture_of_a_pool(tiny, tmp_path, monkeypatch):
+    (tmp_path / "own_encoder.py").write_text(OWN_ENCODER)
+    monkeypatch.syspath_prepend(tmp_path)
+    encoder = importlib.import_module("own_encoder").ShortEncoder()
+    settings: dict[str, Any] = {"encoder": encoder, "measures": "separation", "bank_size": 10}
+    paths = tuple(write_all(tmp_path, sources(2, 0.5)))
+    entries = [Mixture("long", paths, {"one": paths}, ""), *load_manifest(tiny)[:2]]
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        rows = pool.map(partial(score_mixture, device="cpu", **settings), entries)
+        statuses = [{row["status"] for row in rows_of_mixture} for rows_of_mixture in rows]
+        with pytest.warns(UserWarning, match=r"TooLong: \d+ samples, at most 4000"):
+            results = evaluate_set(entries, out=tmp_path / "out", map=pool.map, **settings)
+    assert statuses == [{"failed"}, {"ok"}, {"ok"}]
+    assert results.items["status"].tolist() == ["failed", "ok", "ok", "ok", "ok"]
+    assert not results.pending
 
 
 def test_an_engine_that_dies_loses_nothing_that_arrived(tiny, expected, tmp_path):

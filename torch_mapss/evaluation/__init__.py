@@ -11,8 +11,8 @@ The path of ``torch-mapss evaluate set.json --out results``:
 1. :mod:`~torch_mapss.evaluation.commands.evaluate`: options become settings, the set is read
    (:mod:`~torch_mapss.evaluation.manifest`, or :mod:`~torch_mapss.evaluation.folders` from
    templates), and the engine is chosen (:mod:`~torch_mapss.evaluation.engines`: a ``map``);
-2. :func:`torch_mapss.evaluation.run.run`: makes a scorer to describe the settings, and claims the
-   folder with them (:mod:`~torch_mapss.evaluation.results_folder`: ``settings.json``,
+2. :func:`torch_mapss.evaluation.run.score_mixtures`: makes a scorer to describe the settings, and
+   claims the folder with them (:mod:`~torch_mapss.evaluation.results_folder`: ``settings.json``,
    ``mixtures.json``); pairs of mixture and system whose records are up to date are skipped;
 3. :mod:`~torch_mapss.evaluation.score_mixture`, mapped over the pending mixtures, here or on
    workers: files are decoded and hashed (:mod:`~torch_mapss.evaluation.audio_input`), and every

@@ -66,7 +66,7 @@ def shaken(waves: Tensor, amount: float, seed: int = 0) -> Tensor:
     return torch.istft(turned, size, hop, window=window, length=waves.shape[-1])
 
 
-def run(folder: str | os.PathLike[str], encoder: str = "mel") -> str:
+def make_demo(folder: str | os.PathLike[str], encoder: str = "mel") -> str:
     """Score the three grades and write tables, audio and (with matplotlib) a plot.
 
     Returns:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from torch_mapss.evaluation.channel_checks import Finding
 
 Record = dict[str, Any]
+# What the text of these says is enough; of any other error the type is told as well.
+_SELF_EXPLANATORY = (str, ValueError, TypeError, OSError, RuntimeError, MemoryError)
 _NO_FRAME = "no frame in which it and another source are active"
 
 
@@ -94,7 +96,9 @@ def failed_record(mixture: Mixture, system: str, error: BaseException | str) -> 
     """Record of a pair of mixture and system that could not be scored, with the reason."""
     import pandas
 
-    text = error if isinstance(error, str) else str(error) or type(error).__name__
+    text = str(error) or type(error).__name__
+    if not isinstance(error, _SELF_EXPLANATORY):
+        text = f"{type(error).__name__}: {error}"
     reason = " ".join(text.split())
     estimated = [k for k, path in enumerate(mixture.systems[system]) if path is not None]
     names = [mixture.source_names[k] for k in estimated]

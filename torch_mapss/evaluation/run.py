@@ -95,7 +95,9 @@ def evaluate_set(
     settings = scoring.checked_names(settings)
     job = MixtureJob(settings, device, mapss)
     chosen = Shard() if shard is None else parse_shard(shard)
-    results = run(as_mixtures(manifest), out, job, map=map, shard=chosen, quiet=not progress)
+    results = score_mixtures(
+        as_mixtures(manifest), out, job, map=map, shard=chosen, quiet=not progress
+    )
     for line in (*results.failures, *results.warnings):
         checks.warn_user(f"{line}.")
     if results.pending:
@@ -112,7 +114,7 @@ def pending_text(results: Results) -> str:
     )
 
 
-def run(
+def score_mixtures(
     mixtures: Sequence[Mixture],
     out: str | os.PathLike[str],
     job: MixtureJob,
@@ -150,7 +152,7 @@ def run(
     if not quiet:
         _tell_start(shard, states, remark)
     orders = {name: [*mixture.systems] for name, mixture in stored.items()}
-    work = _Run(folder, scorer, pending, orders)
+    work = _PendingWork(folder, scorer, pending, orders)
     if in_process and pending and not quiet:
         console.complain(f"computing on {device_name(scorer.device)}")
     try:
@@ -206,7 +208,7 @@ def _tell_start(
         console.complain(f"warning: {reason}")
 
 
-class _Run:
+class _PendingWork:
     """Scores the pending mixtures of a run, writes each result, and shows the progress."""
 
     def __init__(

@@ -2,7 +2,8 @@
 
 :func:`score_mixture` is the public function. :class:`MixtureJob` does the same but keeps the frame
 scores, for :func:`torch_mapss.evaluate_set`; it can be sent to other processes, which make their
-scorer once.
+scorer once. Any exception makes only its mixture and system fail, also one of a user's encoder:
+raised in a worker, it might not survive pickling, and would end a whole pool.
 """
 
 from __future__ import annotations
@@ -38,8 +39,6 @@ from torch_mapss.pipeline.segments import OnSegment
 if TYPE_CHECKING:
     from torch_mapss.pipeline.mapss import MAPSS
 
-# Errors that make one mixture fail; any other error ends the run.
-FAILURES = (ValueError, TypeError, OSError, RuntimeError, MemoryError)
 _CHANGED = "its files were changed while they were scored; start again"
 
 
@@ -174,7 +173,7 @@ def load_mixture(scorer: Scorer, mixture: Mixture) -> LoadedMixture:
     try:
         located: list[str | None] = [mixture.locate(path) for path in mixture.references]
         references = scorer.references(located, mixture.source_names)
-    except FAILURES as error:
+    except Exception as error:
         failures = dict.fromkeys(mixture.systems, _without_traceback(error))
         return LoadedMixture(mixture, systems, failures, files, time.perf_counter() - begun)
     mixed = _mixture_clip(scorer, mixture)
@@ -183,7 +182,7 @@ def load_mixture(scorer: Scorer, mixture: Mixture) -> LoadedMixture:
             located = [None if path is None else mixture.locate(path) for path in paths]
             estimates = scorer.read(located, "estimates")
             systems[system] = scorer.inspect(estimates, references, mixture=mixed)
-        except FAILURES as error:
+        except Exception as error:
             failures[system] = _without_traceback(error)
     return LoadedMixture(mixture, systems, failures, files, time.perf_counter() - begun)
 
@@ -191,7 +190,7 @@ def load_mixture(scorer: Scorer, mixture: Mixture) -> LoadedMixture:
 def _mixture_clip(scorer: Scorer, mixture: Mixture) -> Clip | None:
     """The mixture's own file, or None if unreadable: no score depends on it."""
     if mixture.mixture is not None:
-        with suppress(*FAILURES):
+        with suppress(Exception):
             return scorer.read([mixture.locate(mixture.mixture)], "mixture")[0]
     return None
 
@@ -247,7 +246,7 @@ def _reports(
     try:
         reports = scorer.reports([*systems.values()], mixture.name, on_segment)
         return dict(zip(systems, reports))
-    except FAILURES as error:
+    except Exception as error:
         if len(systems) == 1:
             failures |= dict.fromkeys(systems, _without_traceback(error))
             return {}

@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     from torch_mapss.evaluation import demo
 
     with threads(1):  # fast enough, also on a busy machine
-        text = demo.run(folder)
+        text = demo.make_demo(folder)
     console.say(text)
     say_written([folder])
     return OK

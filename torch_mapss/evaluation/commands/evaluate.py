@@ -147,8 +147,8 @@ def _engine(args: argparse.Namespace) -> Iterator[Map]:
 def run(args: argparse.Namespace) -> int:
     """``torch-mapss evaluate``."""
     options = arguments.scoring_options(args)
-    from torch_mapss.evaluation import run as runs
     from torch_mapss.evaluation.results_text import results_text
+    from torch_mapss.evaluation.run import pending_text, score_mixtures
     from torch_mapss.evaluation.score_mixture import MixtureJob
     from torch_mapss.evaluation.shard import launched_shard, parse_shard
 
@@ -159,11 +159,11 @@ def run(args: argparse.Namespace) -> int:
     mixtures, quiet = _mixtures(args), args.quiet
     job = MixtureJob(options, device)
     with arguments.threads(args.threads), _engine(args) as engine:
-        results = runs.run(mixtures, args.out, job, map=engine, shard=shard, quiet=quiet)
+        results = score_mixtures(mixtures, args.out, job, map=engine, shard=shard, quiet=quiet)
     for line in results.failures:
         console.complain(f"failed: {line}")
     if not quiet and results.pending:
-        console.say(f"{runs.pending_text(results)}.")
+        console.say(f"{pending_text(results)}.")
     elif not quiet:
         console.say(results_text(results))
         if len(results.systems) > 1:
