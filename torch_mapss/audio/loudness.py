@@ -333,7 +333,8 @@ class Meter:
         squares = k_weighted(piece, self.sample_rate)[..., lead:].square()
         first_hop, count = begin // self.hop, squares.shape[-1] // self.hop
         complete_hops = squares[..., : count * self.hop].unflatten(-1, (count, self.hop))
-        self._hops[(*rows, slice(first_hop, first_hop + count))] = complete_hops.mean(-1)
+        hops = (*rows, slice(first_hop, first_hop + count))
+        self._hops[hops] = complete_hops.mean(-1)
         self._mean_power[rows] += squares.sum(-1) / self.samples
         self._peak[rows] = torch.maximum(self._peak[rows], segment.abs().amax(-1))
 
