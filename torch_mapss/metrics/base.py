@@ -16,7 +16,8 @@ from torch_mapss.core import checks
 from torch_mapss.core.devices import back
 from torch_mapss.core.eager import eager
 from torch_mapss.metrics import states
-from torch_mapss.metrics.scored_batch import Request, ScoredBatch, Target, score_batch
+from torch_mapss.metrics.scored_batch import ScoredBatch, Target, score_batch
+from torch_mapss.pipeline.frame_draws import frame_generator
 from torch_mapss.pipeline.inputs import check_pit
 from torch_mapss.pipeline.mapss import MAPSS, EncoderChoice, resolve
 from torch_mapss.score_table import FRAME_SCORES, SCORES, scores_of
@@ -70,11 +71,12 @@ class ScoreMetric(Metric):
         # moves it.
         self._mapss = (resolve(mapss, encoder, options, measures, seed),)
         computed = self.mapss.measures if measures is None else measures
-        measures = (*computed, *energy_measures)
-        index = None if attributed is None else checks.attributed_sources(attributed)
-        frames = None if frames is None else checks.check_whole(frames, "frames", 1)
-        self._request = Request(measures, index, frames, seed, check_pit(pit, index))
-        self._names = scores_of(measures)
+        self._measures = (*computed, *energy_measures)
+        self._attributed = None if attributed is None else checks.attributed_sources(attributed)
+        self._frames = None if frames is None else checks.check_whole(frames, "frames", 1)
+        self._seed = seed
+        self._pit = check_pit(pit, self._attributed)
+        self._names = scores_of(self._measures)
         self._kept_names = self._names if keep_items or keep_frames else ()
         if keep_frames:
             ranked = (name for name in self._names if SCORES[name].ranked)
@@ -89,7 +91,8 @@ class ScoreMetric(Metric):
     def _add_states(self) -> None:
         # Added first, because old versions of torchmetrics compare only the first state when they
         # merge.
-        mark = states.fingerprint(self.mapss, self._request, self._kept_names, self._keep_frames)
+        arguments = self._measures, self._attributed, self._frames, self._seed, self._pit
+        mark = states.fingerprint(self.mapss, arguments, self._kept_names, self._keep_frames)
         self.add_state("fingerprint", mark, dist_reduce_fx="max")
         for name, default, reduction in states.sums(len(self._names)):
             self.add_state(name, default, dist_reduce_fx=reduction)
@@ -105,9 +108,13 @@ class ScoreMetric(Metric):
 
     def _settings(self) -> dict[str, Any]:
         """Arguments by name, for ``print``."""
-        request = self._request._asdict()
-        del request["measures"]
-        return {name: value for name, value in request.items() if value not in (None, 0)}
+        settings = {
+            "attributed": self._attributed,
+            "frames": self._frames,
+            "seed": self._seed,
+            "pit": self._pit,
+        }
+        return {name: value for name, value in settings.items() if value not in (None, 0)}
 
     def extra_repr(self) -> str:
         """Settings, for ``print``."""
@@ -178,7 +185,17 @@ class ScoreMetric(Metric):
             true = None if lengths is None else checks.check_lengths(lengths)
             if target is None:
                 raise TypeError("target is missing. Pass update(estimates, references).")
-            batch = score_batch(self.mapss, preds, target, true, self._request, self.draws)
+            batch = score_batch(
+                self.mapss,
+                preds,
+                target,
+                true,
+                self._measures,
+                self._attributed,
+                frames=self._frames,
+                generator=frame_generator(self._seed, self.draws),
+                pit=self._pit,
+            )
             states.check_sources(batch.frame_scores.active.shape[1])
         self.draws += 1
         return batch

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch_mapss.core import checks
 from torch_mapss.core.eager import eager
 from torch_mapss.metrics.scored_batch import (
-    Request,
     Target,
     item_means,
     reduced_score,
@@ -174,8 +173,8 @@ def _per_item(
             "sources of its mixture and have no speaker-wise value, use mode='permutation-wise'."
         )
     index = None if attributed is None else checks.attributed_sources(attributed)
-    request = Request((measure,), index, pit=check_pit(pit, index))
-    batch = score_batch(mapss, preds, target, lengths, request)
+    pit = check_pit(pit, index)
+    batch = score_batch(mapss, preds, target, lengths, (measure,), index, pit=pit)
     if reduction == "none":
         return batch.by_frame(score_name)
     source_scores = batch.by_source([score_name])[score_name]

@@ -97,7 +97,7 @@ class SingleScore(ScoreMetric):
         return self._names.index(self.score_name)
 
     def _settings(self) -> dict[str, Any]:
-        argument = MEASURES[self._request.measures[0]].encoder
+        argument = MEASURES[self._measures[0]].encoder
         encoders = self.mapss.config.encoders
         encoder = {argument: encoders[argument].name} if argument else {}
         return {**encoder, "reduction": self.reduction, **super()._settings()}
@@ -125,7 +125,7 @@ class SingleScore(ScoreMetric):
             return states.padded([item[:, 1:] for item in self._items(self.score_name)])
         if self.reduction == "source":
             # Before any update a source is NaN all the same.
-            sources = int(self.sources) or len(self._request.attributed or (0,))
+            sources = int(self.sources) or len(self._attributed or (0,))
             means = states.ratio(self.source_sum[k], self.source_count[k])
             return self._rounded(means[:sources])
         return self._means()[k]

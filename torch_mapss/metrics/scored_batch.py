@@ -13,7 +13,6 @@ from torch_mapss.core.pooling import masked_mean
 from torch_mapss.pipeline.bank import ReferenceBank
 from torch_mapss.pipeline.call import make_call
 from torch_mapss.pipeline.energy_ratios import bss_of_call, si_sdr_of_call
-from torch_mapss.pipeline.frame_draws import frame_generator
 from torch_mapss.pipeline.mapss import MAPSS
 from torch_mapss.pipeline.measures import MEASURES
 from torch_mapss.pipeline.memory import budget
@@ -23,16 +22,6 @@ from torch_mapss.pipeline.scores import Scores
 
 Target = Tensor | ReferenceBank
 REDUCTIONS = ("mean", "source", "none")
-
-
-class Request(NamedTuple):
-    """What to compute for every batch."""
-
-    measures: tuple[str, ...]  # families of scores, "si_sdr" and "bss" among them
-    attributed: tuple[int, ...] | None = None  # (S',) source of each estimate; None: in order
-    frames: int | None = None  # most frames to score; None: all
-    seed: int = 0  # seed for drawing frames
-    pit: str | None = None
 
 
 class ScoredBatch(NamedTuple):
@@ -58,8 +47,12 @@ def score_batch(
     preds: Tensor,
     target: Target,
     lengths: Tensor | Sequence[int] | None,
-    request: Request,
-    draw: int = 0,
+    measures: Sequence[str],
+    attributed: tuple[int, ...] | None = None,
+    *,
+    frames: int | None = None,
+    generator: torch.Generator | None = None,
+    pit: str | None = None,
 ) -> ScoredBatch:
     """Score a batch.
 
@@ -68,35 +61,30 @@ def score_batch(
         preds: (B, S', T) or (S', T) estimates.
         target: (B, S, T) or (S, T) references, or a bank of them.
         lengths: (B,) true lengths in samples; None: T.
-        request: what to compute.
-        draw: number of the draw of random frames.
+        measures: families of scores to compute, "si_sdr" and "bss" among them.
+        attributed: (S',) source of each estimate; None: in order.
+        frames: largest number of frames to score, drawn with ``generator``; None: all.
+        generator: CPU generator for drawing the frames.
+        pit: ``"si_sdr"`` to permute the estimates, or None.
 
     Raises:
         TypeError, ValueError: input that cannot be scored, see :meth:`MAPSS.forward`; with ``pit``
             not one estimate per reference.
     """
     config = mapss.config
-    measures = tuple(name for name in request.measures if name in MEASURES)
+    of_frames = tuple(name for name in measures if name in MEASURES)
+    memory = budget(config.memory, preds)
     call = make_call(
-        config,
-        preds,
-        target,
-        request.attributed,
-        lengths,
-        measures,
-        budget(config.memory, preds),
-        pit=request.pit,
-        warn=True,
+        config, preds, target, attributed, lengths, of_frames, memory, pit=pit, warn=True
     )
-    if request.pit is not None:
+    if pit is not None:
         call = reordered(call, best_order(call))
-    generator = None if request.frames is None else frame_generator(request.seed, draw)
-    (values,) = score(config, [call], request.frames, generator)
+    (values,) = score(config, [call], frames, generator)
     energy_ratios: dict[str, Tensor] = {}
-    if "si_sdr" in request.measures:
+    if "si_sdr" in measures:
         decibels, defined = si_sdr_of_call(call)
         energy_ratios["si_sdr"] = torch.where(defined, decibels, torch.nan)
-    if "bss" in request.measures:
+    if "bss" in measures:
         energy_ratios |= bss_of_call(call)
     return ScoredBatch(values.scores(), energy_ratios)
 

@@ -107,7 +107,7 @@ class SourceScores(ScoreMetric):
         return dict(zip(self._names, counts))
 
     def _settings(self) -> dict[str, Any]:
-        return {"measures": self._request.measures, **super()._settings()}
+        return {"measures": self._measures, **super()._settings()}
 
     def _returned_names(self) -> tuple[str, ...]:
         return self._names

@@ -1,12 +1,13 @@
 """Waveforms -> frame scores. The path of a call ``mapss(estimates, references)``:
 
 1. :meth:`torch_mapss.MAPSS.forward`, with the settings of :mod:`~torch_mapss.pipeline.config`
-   and the encoders of :mod:`~torch_mapss.pipeline.encoder_slots`;
+   and the encoders of :mod:`~torch_mapss.pipeline.lazy_encoders`;
 2. :mod:`~torch_mapss.pipeline.call`: arguments are checked (:mod:`~torch_mapss.pipeline.inputs`),
    and references that are not yet a bank are prepared, so that from here on there always is one;
-3. :mod:`~torch_mapss.pipeline.prepare`: references are normalised and encoded, and their activity
-   is measured (:mod:`~torch_mapss.pipeline.activity`);
-4. :mod:`~torch_mapss.pipeline.copies`, called by ``prepare``: distortions are made and encoded,
+3. :mod:`~torch_mapss.pipeline.prepare`: references are normalised and embedded
+   (:mod:`~torch_mapss.pipeline.embedder`), and their activity is measured
+   (:mod:`~torch_mapss.pipeline.activity`);
+4. :mod:`~torch_mapss.pipeline.copies`, called by ``prepare``: distortions are made and embedded,
    each once for all measures;
 5. :mod:`~torch_mapss.pipeline.bank`: all of this in one record, for any number of calls
    (``mapss.prepare`` ends here);
@@ -20,6 +21,20 @@
 9. :mod:`~torch_mapss.pipeline.frame_values`: values are written to their frames, together with
    :mod:`~torch_mapss.pipeline.bleed`, which needs no embeddings;
 10. :mod:`~torch_mapss.pipeline.scores`: the record that is returned.
+
+The classes on this path, in order:
+
+* ``Config``: all settings of a scorer, checked. ``LazyEncoder``: an encoder and how to load it.
+  ``Budget``: the working memory of a call, by what it is for;
+* ``Call``: checked estimates, with the ``ReferenceBank`` to compare them with;
+* ``ReferenceBank``: ``PreparedClips`` for each length of its mixtures, or a ``LongClip`` if they
+  are longer than a segment. Prepared clips hold ``Clusters`` for each measure: embedded references,
+  each with its distortions;
+* ``Embedder``: waveforms -> embeddings on the shared ``Grid`` of frames. ``CopyPlan``: which
+  distortions to make, and for which measures;
+* ``Block``: a few frames to score. A ``StoredBlock`` reads prepared clips, a ``SegmentBlock`` makes
+  the distortions of a long clip. ``BlockScorer`` scores them and writes to ``FrameValues``, from
+  which ``Scores`` or ``ScoreBounds`` are made.
 
 How to read the scores:
 

@@ -230,23 +230,20 @@ class ReferenceBank:
                 "encodes sums of the others. Prepare without it: prepare(references, "
                 'measures=("separation", "match")), or prepare the new mixtures.'
             )
-        source = torch.arange(self.sources, device=mixtures.device)
-
-        def select(tensor: Tensor) -> Tensor:
-            return tensor[mixtures, source]  # a single group holds the mixtures in order
-
-        audible, valid = select(clips.audible), select(clips.valid)
+        # A single group holds the mixtures in order.
+        selection = mixtures, torch.arange(self.sources, device=mixtures.device)
+        audible, valid = clips.audible[selection], clips.valid[selection]
         scored, pauses = frames_to_score(active_sources(audible, valid))
         mixed = PreparedClips(
             items=tuple(range(len(mixtures))),
             samples=clips.samples,
-            waves=select(clips.waves),
+            waves=clips.waves[selection],
             audible=audible,
             valid=valid,
             scored=scored,
             pauses=pauses,
-            gates=select(clips.gates),
-            encoded=tree_map_only(Tensor, select, clips.encoded),
+            gates=clips.gates[selection],
+            encoded=tree_map_only(Tensor, lambda tensor: tensor[selection], clips.encoded),
         )
         return ReferenceBank((mixed,), self.samples, self.settings)
 

@@ -56,10 +56,21 @@ def distortion_banks(
     decomposition: DistortionBank | None,
     seed: int,
 ) -> dict[str, DistortionBank]:
-    """Banks by argument of :class:`~torch_mapss.MAPSS`: the checked argument, or the default."""
+    """Banks by argument of :class:`~torch_mapss.MAPSS`: the checked argument, or the default.
 
-    def checked(bank: DistortionBank | None, name: str, kind: str) -> DistortionBank:
-        bank = DistortionBank(kind, seed=seed) if bank is None else bank
+    Raises:
+        TypeError: an argument is not a bank.
+        ValueError: a bank is of another kind.
+    """
+    separation = DistortionBank("separation", seed=seed) if separation is None else separation
+    match = DistortionBank("match", seed=seed) if match is None else match
+    for name, kind, bank in (
+        ("separation_bank", "separation", separation),
+        ("match_bank", "match", match),
+        ("decomposition_bank", "separation", decomposition),
+    ):
+        if bank is None:  # the default is cut from the one for PS
+            continue
         if not isinstance(bank, DistortionBank):
             raise TypeError(f"{name} must be a torch_mapss.DistortionBank, got {bank!r}.")
         if bank.kind != kind:
@@ -67,9 +78,6 @@ def distortion_banks(
                 f"{name} is a DistortionBank({bank.kind!r}), made for another measure: its members "
                 f'differ. Make a DistortionBank("{kind}", ...).'
             )
-        return bank
-
-    separation = checked(separation, "separation_bank", "separation")
     if decomposition is None:  # evenly spaced; random members keep their noise
         decomposition = copy.copy(separation)
         size = min(DECOMPOSITION_MEMBERS, len(separation))
@@ -77,8 +85,8 @@ def distortion_banks(
         decomposition.members = tuple(separation.members[index] for index in indices)
     return {
         "separation_bank": separation,
-        "match_bank": checked(match, "match_bank", "match"),
-        "decomposition_bank": checked(decomposition, "decomposition_bank", "separation"),
+        "match_bank": match,
+        "decomposition_bank": decomposition,
     }
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from torch_mapss.core import checks
-from torch_mapss.metrics.scored_batch import Request, score_batch
+from torch_mapss.metrics.scored_batch import score_batch
 from torch_mapss.pipeline.inputs import check_pit
 from torch_mapss.pipeline.mapss import MAPSS
 from torch_mapss.pipeline.measures import MEASURES
@@ -166,12 +166,12 @@ class CurriculumCallback(Callback):
             return
         preds, target, lengths = _signals(outputs)
         mapss = self._find_mapss(pl_module)
-        measures = {SCORES[name].measure for name in self.trigger.measures}
-        request = Request(
-            tuple(name for name in MEASURES if name in measures), self.attributed, pit=self.pit
-        )
+        needed = {SCORES[name].measure for name in self.trigger.measures}
+        measures = [name for name in MEASURES if name in needed]
         with torch.no_grad():
-            batch = score_batch(mapss, preds, target, lengths, request)
+            batch = score_batch(
+                mapss, preds, target, lengths, measures, self.attributed, pit=self.pit
+            )
             frames_by_name = {name: batch.by_frame(name) for name in self.trigger.measures}
         for name, frames in frames_by_name.items():
             self._frames.setdefault(name, []).append(frames[~frames.isnan()].float().cpu())

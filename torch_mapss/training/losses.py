@@ -62,6 +62,7 @@ from torch_mapss.core import checks, devices
 from torch_mapss.core.eager import eager
 from torch_mapss.pipeline.bank import ReferenceBank
 from torch_mapss.pipeline.call import Call
+from torch_mapss.pipeline.energy_ratios import si_sdr_of_call
 from torch_mapss.pipeline.frame_draws import frame_generator, grid_shift
 from torch_mapss.pipeline.inputs import check_pit
 from torch_mapss.pipeline.mapss import MAPSS, EncoderChoice, resolve
@@ -83,7 +84,6 @@ from torch_mapss.training.terms import (
     match_term,
     measure_of_term,
     separation_term,
-    si_sdr_term,
 )
 
 __all__ = [
@@ -237,7 +237,9 @@ class PerceptualLoss(nn.Module):
             if self.extra is not None:
                 truth = truth_of(config, call, references, waveforms)
             call, order = ordered(
-                call, self.pit, lambda permuted: reduced(self._terms(permuted, draw), "item")
+                call,
+                self.pit,
+                lambda permuted: reduced(self._terms(permuted, draw), self.weights, "item"),
             )
             return leave(self._reduce(self._terms(call, draw), call, order, truth))
 
@@ -252,32 +254,40 @@ class PerceptualLoss(nn.Module):
         self._evaluation_draws += 1
         return -self._evaluation_draws
 
-    def _terms(self, call: Call, draw: int) -> list[Term]:
+    def _terms(self, call: Call, draw: int) -> dict[str, Term]:
+        """Terms per estimate, by the name of their weight."""
         config = self.mapss.config
         generator = frame_generator(self.seed, draw)
         (values,) = score(config, [call], self.frames, generator)
         scores = values.scores()
         weights_of_frames = frame_weights(self.weighting, scores, call, config.grid)
-        terms = [
-            estimate_term(name, self.weights[name], self.terms[name](scores), weights_of_frames)
+        terms = {
+            name: estimate_term(name, self.terms[name](scores), weights_of_frames)
             for name in self._weighted()
-        ]
+        }
         if self.weights.get("si_sdr"):
-            terms.append(si_sdr_term(self.weights["si_sdr"], call))
+            decibels, defined = si_sdr_of_call(call)
+            terms["si_sdr"] = -decibels, defined
         return terms
 
     def _reduce(
-        self, terms: Sequence[Term], call: Call, order: Tensor | None, truth: Tensor | None
+        self,
+        permuted_terms: Mapping[str, Term],
+        call: Call,
+        order: Tensor | None,
+        truth: Tensor | None,
     ) -> Tensor:
-        terms = [term.restored(order) for term in terms]
-        means = {
-            term.label: torch.where(term.defined.any(), mean_of(term), torch.nan).detach()
-            for term in terms
-        }
-        defined = torch.stack([term.defined for term in terms if term.name in self.terms]).any(0)
+        terms: dict[str, Term] = {}  # in the order of the estimates, before PIT
+        means: dict[str, Tensor] = {}
+        for name, (values, defined) in permuted_terms.items():
+            term = devices.restore_order(values, order), devices.restore_order(defined, order)
+            mean = torch.where(defined.any(), mean_of(term), torch.nan)
+            terms[name], means[f"{name}_loss"] = term, mean.detach()
+        of_frames = [defined for name, (_, defined) in terms.items() if name in self.terms]
+        defined = torch.stack(of_frames).any(0)
         self.last = LossRecord(means, defined.detach(), order)
         self._warn_undefined(self.last.defined, call.bank)
-        value = reduced(terms, self.reduction)
+        value = reduced(terms, self.weights, self.reduction)
         if self.extra is None or truth is None:
             return value
         waves = call.estimates

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -15,29 +15,38 @@ REDUCTIONS = ("mean", "sum", "item", "none", "global")
 
 def items_of(term: Term) -> Tensor:
     """(B,) mean over the defined sources of each mixture, 0 where there is none."""
-    return term.values.sum(-1) / term.defined.sum(-1).clamp(min=1)
+    values, defined = term
+    return values.sum(-1) / defined.sum(-1).clamp(min=1)
 
 
 def mean_of(term: Term) -> Tensor:
     """() mean over the mixtures with a defined source, 0 if there is none."""
-    return items_of(term).sum() / term.defined.any(-1).sum().clamp(min=1)
+    _, defined = term
+    return items_of(term).sum() / defined.any(-1).sum().clamp(min=1)
 
 
-def reduced(terms: Sequence[Term], reduction: str) -> Tensor:
-    """The weighted sum of the terms: () for "mean", "sum" and "global", (B,), or (B, S')."""
+def reduced(terms: Mapping[str, Term], weights: Mapping[str, float], reduction: str) -> Tensor:
+    """The weighted sum of terms per estimate: () for "mean", "sum" and "global", (B,), or (B, S').
+
+    Args:
+        terms: terms by the name of their weight.
+        weights: weights by name.
+        reduction: one of :data:`REDUCTIONS`.
+    """
     if reduction == "global":
-        sums = torch.stack([items_of(term).sum() for term in terms])
-        counts = torch.stack([term.defined.any(-1).sum() for term in terms])
-        means = means_over_processes(sums, counts)
-        weighted = [term.weight * mean for term, mean in zip(terms, means)]
-        return torch.stack(weighted).sum(0)
-    reduce: dict[str, Callable[[Term], Tensor]] = {
-        "mean": mean_of,
-        "sum": lambda term: term.values.sum(),
-        "item": items_of,
-        "none": lambda term: term.values,
-    }
-    return torch.stack([term.weight * reduce[reduction](term) for term in terms]).sum(0)
+        sums = torch.stack([items_of(term).sum() for term in terms.values()])
+        counts = torch.stack([defined.any(-1).sum() for _, defined in terms.values()])
+        of_terms = [*means_over_processes(sums, counts)]
+    elif reduction == "mean":
+        of_terms = [mean_of(term) for term in terms.values()]
+    elif reduction == "item":
+        of_terms = [items_of(term) for term in terms.values()]
+    elif reduction == "sum":
+        of_terms = [values.sum() for values, _ in terms.values()]
+    else:
+        of_terms = [values for values, _ in terms.values()]
+    weighted = [weights[name] * value for name, value in zip(terms, of_terms)]
+    return torch.stack(weighted).sum(0)
 
 
 def means_over_processes(sums: Tensor, counts: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +15,6 @@ from torch_mapss.core import checks, devices
 from torch_mapss.pipeline.bank import ReferenceBank
 from torch_mapss.pipeline.call import Call
 from torch_mapss.pipeline.config import Grid
-from torch_mapss.pipeline.energy_ratios import si_sdr_of_call
 from torch_mapss.pipeline.scores import Scores
 from torch_mapss.score_table import SCORES
 
@@ -29,25 +27,10 @@ MATCH_MODES = ("log1p", "linear", "log")
 Weighting = Callable[[Scores, ReferenceBank], Tensor]
 
 
-class Term(NamedTuple):
-    """One term of a loss, per estimate."""
-
-    name: str  # name of its weight
-    weight: float
-    values: Tensor  # (B, S'), exactly 0 where not defined
-    defined: Tensor  # (B, S') bool
-
-    @property
-    def label(self) -> str:
-        """Name in logs: that of a loss, which falls when its score rises."""
-        return f"{self.name}_loss"
-
-    def restored(self, order: Tensor | None) -> Term:
-        """The term with its values back in the order of the estimates, before PIT."""
-        return self._replace(
-            values=devices.restore_order(self.values, order),
-            defined=devices.restore_order(self.defined, order),
-        )
+# A term of a loss, (B, S', F) per frame or (B, S') per estimate: its values, and whether they are
+# defined. Values per estimate are exactly 0 where they are not.
+Term = tuple[Tensor, Tensor]
+FrameTerm = Callable[[Scores], Term]
 
 
 @dataclass(frozen=True)
@@ -70,59 +53,45 @@ class LossRecord:
 # ------------------------------------------------------------------------------------------------
 
 
-class FrameLosses(NamedTuple):
-    """A term of a loss, per frame."""
-
-    values: Tensor  # (B, S', F)
-    defined: Tensor  # (B, S', F) bool
-    weighted: bool = True  # False: all frames count alike, whatever their weights
-
-
-FrameTerm = Callable[[Scores], FrameLosses]
-
-
-def clearance_loss(scores: Scores) -> FrameLosses:
+def clearance_loss(scores: Scores) -> Term:
     """1 - clearance."""
-    return FrameLosses(1.0 - scores.of("clearance"), scores.defined("clearance"))
+    return 1.0 - scores.of("clearance"), scores.defined("clearance")
 
 
-def fidelity_loss(scores: Scores) -> FrameLosses:
+def fidelity_loss(scores: Scores) -> Term:
     """Distortion as a share of the distance to a source: 1 - fidelity without its cap at 1.
 
     1 - fidelity itself is flat where the distortion exceeds the distance to a source.
     """
-    return FrameLosses(scores.of("distortion_ratio"), scores.defined("distortion_ratio"))
+    return scores.of("distortion_ratio"), scores.defined("distortion_ratio")
 
 
-def separation_loss(scores: Scores, mode: str = "linear") -> FrameLosses:
+def separation_loss(scores: Scores, mode: str = "linear") -> Term:
     """1 - PS, or ("log") -log PS, continued as its tangent below ``LOG_FLOOR``."""
     checks.check_choice(mode, "separation_mode", SEPARATION_MODES)
     ps, defined = scores.of("ps"), scores.defined("ps")
     if mode == "linear":
-        return FrameLosses(1.0 - ps, defined)
+        return 1.0 - ps, defined
     low = ps < LOG_FLOOR
     log = torch.where(low, 1.0, ps).log()  # the input is masked too: log 0 has no slope
     tangent = math.log(LOG_FLOOR) + (ps - LOG_FLOOR) / LOG_FLOOR
-    return FrameLosses(-torch.where(low, tangent, log), defined)
+    return -torch.where(low, tangent, log), defined
 
 
-def match_loss(scores: Scores, mode: str = "log1p") -> FrameLosses:
+def match_loss(scores: Scores, mode: str = "log1p") -> Term:
     """log(1 - log PM), or ("log") -log PM, or ("linear") 1 - PM."""
     checks.check_choice(mode, "match_mode", MATCH_MODES)
     log_pm, defined = scores.of("log_pm"), scores.defined("log_pm")
     if mode == "linear":
-        return FrameLosses(1.0 - scores.of("pm"), defined)
-    return FrameLosses(-log_pm if mode == "log" else torch.log1p(-log_pm), defined)
+        return 1.0 - scores.of("pm"), defined
+    return -log_pm if mode == "log" else torch.log1p(-log_pm), defined
 
 
-def bleed_loss(scores: Scores, floor_db: float = -40.0) -> FrameLosses:
-    """Decibels above the floor, 0 below it.
-
-    All frames count alike, since the own reference pauses in them and gives no weights.
-    """
+def bleed_loss(scores: Scores, floor_db: float = -40.0) -> Term:
+    """Decibels above the floor, 0 below it."""
     bleed = scores.of("bleed_db")
     above = (torch.where(bleed.isnan(), floor_db, bleed) - floor_db).clamp(min=0.0)
-    return FrameLosses(above, scores.defined("bleed_db"), weighted=False)
+    return above, scores.defined("bleed_db")
 
 
 #: Name of a weight -> its frame term, with the default settings. A term's label, such as
@@ -134,6 +103,8 @@ FRAME_TERMS: dict[str, FrameTerm] = {
     "match": match_loss,
     "bleed": bleed_loss,
 }
+# Terms whose frames all count alike: the own reference pauses in them and gives no weights.
+UNWEIGHTED = ("bleed",)
 
 
 def separation_term(mode: str) -> FrameTerm:
@@ -160,29 +131,23 @@ def measure_of_term(name: str) -> str:
     return next(score.measure for score in SCORES.values() if score.loss_term == label)
 
 
-def estimate_term(name: str, weight: float, losses: FrameLosses, frame_weights: Tensor) -> Term:
-    """A term of frames as the mean of each estimate.
+def estimate_term(name: str, frame_term: Term, frame_weights: Tensor) -> Term:
+    """A term per frame as the mean of each estimate.
 
     Args:
-        name: name of the weight.
-        weight: weight of the term in the loss.
-        losses: losses of the frames.
+        name: name of its weight.
+        frame_term: the term per frame.
         frame_weights: (B, S', F) at least 0.
     """
-    weights = frame_weights if losses.weighted else torch.ones_like(frame_weights)
-    weights = torch.where(losses.defined, weights, 0.0).to(losses.values.dtype)
-    values = torch.where(losses.defined, losses.values, 0.0)
+    values, defined = frame_term
+    weights = torch.ones_like(frame_weights) if name in UNWEIGHTED else frame_weights
+    weights = torch.where(defined, weights, 0.0).to(values.dtype)
+    values = torch.where(defined, values, 0.0)
     total = weights.sum(-1)
     # Weights of any scale: relative ones cannot underflow against each other.
     relative = weights / torch.where(total > 0.0, total, 1.0).unsqueeze(-1)
     mean = torch.where(relative > 0.0, values * relative, 0.0).sum(-1)
-    return Term(name, weight, mean, total > 0.0)
-
-
-def si_sdr_term(weight: float, call: Call) -> Term:
-    """-SI-SDR in dB of each estimate whose reference is not silent."""
-    decibels, defined = si_sdr_of_call(call)
-    return Term("si_sdr", weight, -decibels, defined)
+    return mean, total > 0.0
 
 
 # ------------------------------------------------------------------------------------------------
