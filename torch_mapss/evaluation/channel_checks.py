@@ -83,7 +83,7 @@ def channel_findings_of(estimate: Clip, reference: Clip) -> Iterator[Finding]:
 
 
 def _levels_db(waves: Tensor) -> Tensor:
-    """(C,) levels of channels (C, T) beside the loudest."""
+    """(C,) levels in dB of channels (C, T), relative to the loudest."""
     powers = waves.double().square().mean(-1)
     return 10.0 * torch.log10((powers / powers.amax().clamp(min=1e-30)).clamp(min=1e-30))
 

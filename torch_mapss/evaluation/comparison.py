@@ -137,10 +137,8 @@ class Comparison:
         cells = []
         for source in names if len(names) <= MOST_SOURCES else ():
             for system in self.systems:
-                means = [by_source.get((source, system, measure)) for measure in self.measures]
-                texts = [
-                    score_text(*score_and_mean) for score_and_mean in zip(self.measures, means)
-                ]
+                means = {name: by_source.get((source, system, name)) for name in self.measures}
+                texts = [score_text(name, mean) for name, mean in means.items()]
                 cells.append([source, system, *texts])
         return Table(["source", "system", *map(score_label, self.measures)], cells, 2)
 

@@ -114,10 +114,8 @@ def _lags_of_systems(scores: ComparedScores) -> dict[str, float]:
     if "shift_ms" in scores.rows:  # what --align removed before scoring
         lags = lags - scores.rows["shift_ms"].astype(float).fillna(0.0)
     by_system = {}
-    has_lag = lags.notna()
-    for system, values in lags[has_lag].groupby(
-        scores.rows.loc[has_lag.to_numpy(), "system"].to_numpy()
-    ):
+    for system, values in scores.rows.assign(lag=lags).groupby("system")["lag"]:
+        values = values.dropna()
         median = float(values.median())
         if ((values - median).abs() <= _LEAST_LAG_MS / 2).mean() > 0.5:
             by_system[str(system)] = median

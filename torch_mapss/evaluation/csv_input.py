@@ -106,9 +106,8 @@ def _cells(text: str, separator: str, first_line: int) -> DataFrame:
             StringIO(text, newline=""),
             sep=separator,
             header=None,
-            names=range(
-                most_cells
-            ),  # room for every row, so that pandas takes no column for an index
+            # As many names as the longest row has cells, or pandas would take columns as an index.
+            names=range(most_cells),
             index_col=False,
             dtype=str,
             na_filter=False,

@@ -78,8 +78,8 @@ def _of_channel(
 ) -> dict[str, Tensor]:
     """(S',) ratios of S' outputs (T,) against S references (T,).
 
-    One estimate after another: float64 copies of all of them would be most of what a long mixture
-    takes.
+    One estimate at a time: float64 copies of all of them would take most of the memory that a long
+    mixture needs.
     """
     undefined = torch.tensor(torch.nan, dtype=torch.float64, device="cpu")
     decibels = []

@@ -114,7 +114,24 @@ def read_folders(
         )
     if problems:
         raise ManifestError(io.shown(references), problems)
-    folder = os.path.abspath(re.split(r"[{*]", references)[0])  # which a single mixture is named by
+    folder = os.path.abspath(re.split(r"[{*]", references)[0])
+    name_of_single_mixture = io.written(os.path.basename(folder))
+    mixtures = _mixtures(truth, estimate_files, mixes, name_of_single_mixture)
+    notes = _notes(layout, reference_files, truth, estimate_files)
+    missing = [gap.partition(". Check")[0] for gap in gaps] if allow_missing else []
+    return mixtures, (*notes, *missing)
+
+
+def _mixtures(
+    truth: DataFrame,
+    estimate_files: Mapping[str, DataFrame],
+    mixes: Series[Any],
+    name_of_single_mixture: str,
+) -> tuple[Mixture, ...]:
+    """Entries of a manifest from the files of the references, of each system and of the mixtures.
+
+    A template without ``{mixture}`` gives the name "" to its only mixture.
+    """
     aligned = {
         name: files.reindex_like(truth).replace({math.nan: None})
         for name, files in estimate_files.items()
@@ -125,7 +142,7 @@ def read_folders(
         source_names = [*paths_by_source.index]
         estimates = {n: tuple(files.loc[mixture, source_names]) for n, files in aligned.items()}
         entry = Mixture(
-            name=str(mixture) or io.written(os.path.basename(folder)),
+            name=str(mixture) or name_of_single_mixture,
             references=tuple(paths_by_source),
             systems={name: paths for name, paths in estimates.items() if any(paths)},
             folder="",
@@ -133,9 +150,7 @@ def read_folders(
             sources=tuple(source_names),
         )
         mixtures.append(entry)
-    notes = _notes(layout, reference_files, truth, estimate_files)
-    missing = [gap.partition(". Check")[0] for gap in gaps] if allow_missing else []
-    return tuple(mixtures), (*notes, *missing)
+    return tuple(mixtures)
 
 
 # ------------------------------------------------------------------------------ Files and templates

@@ -56,11 +56,11 @@ def estimate_rows(inspected: Inspection, scores: Scores, columns: DataFrame) -> 
 
 
 def channel_rows(signals: SystemSignals, tables: Sequence[DataFrame]) -> DataFrame | None:
-    """A row per estimate and channel, in the order of the sources; None of a single channel.
+    """A row per estimate and channel, in the order of the sources; None for a single channel.
 
     Args:
-        signals: that were scored.
-        tables: the scores of each channel, a row per estimate.
+        signals: the signals that were scored.
+        tables: for each channel, its scores with a row per estimate.
     """
     import pandas
 

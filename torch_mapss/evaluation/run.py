@@ -171,9 +171,9 @@ def score_mixtures(
 
 
 def _describing(job: MixtureJob) -> Scorer:
-    """Scorer for describing the settings of a job that other processes run; it scores nothing.
+    """Scorer that describes the settings of a job that other processes run; it scores nothing.
 
-    No device is tried, since this process may lack that of the others.
+    Their device is not used, since this process may lack it.
     """
     settings = {name: value for name, value in job.settings.items() if name != "device"}
     return Scorer.of(settings, None if job.mapss is not None else "cpu", job.mapss)

@@ -86,14 +86,11 @@ def worst_segments(
     for row, times, curves in frame_curves(results, listed_rows):
         description = {column: row[column] for column in ("row", *columns)}
         for name in worst.keys() & curves:
-            segments_of_row = _segments(name, times, curves[name], results.sampled, count)
-            candidates = [
-                *worst[name],
-                *({**segment, **description} for segment in segments_of_row),
-            ]
             sign = 1.0 if SCORES[name].higher_is_better else -1.0
-            candidates.sort(key=lambda segment: sign * segment["score"])
-            worst[name] = candidates[:count]
+            for segment in _segments(name, times, curves[name], results.sampled, count):
+                worst[name].append(segment | description)
+            worst[name].sort(key=lambda segment: sign * segment["score"])
+            del worst[name][count:]
     for name, segments in worst.items():
         for segment in segments:
             segment |= _described(results, name, segment)
