@@ -5,6 +5,7 @@ This package makes those copies, in thirteen families, from the loudness-normali
 
     bank = DistortionBank("separation")                # PS: 70 members; "match": PM, up to 83
     made = bank(references, 16000)                     # (..., S, T) -> (..., S, P, T), mask, names
+    bank.chunks(references, 16000)                     # the same, a few members at a time
     DistortionBank("match", without=("noise",))        # leave a family (or one member) out
     DistortionBank(extra=(Distortion("gain/-6dB", "gain", halve),))   # add one of your own
     DistortionBank().subset(13)                        # a small bank for training
