@@ -49,7 +49,7 @@ class MatchFit(NamedTuple):
     gap_a: Tensor  # (F, S') [eq:diff_sq_mahal_out]
     present: Tensor  # (F, S', P) bool
     members: Tensor  # (F, S') N_p
-    collapsed: Tensor  # (F, S') bool: there is no fit, and all four parameters are 1
+    collapsed: Tensor  # (F, S') bool: there is no fit, and what follows is that of moments 1
     mean: Tensor  # (F, S') of g
     variance: Tensor  # (F, S')
     k: Tensor  # (F, S') [eq:gamma_matching]

@@ -135,7 +135,7 @@ def output_graphs(points: Points, may_sync: bool) -> tuple[Graphs, Tensor]:
     if sources < 3:  # the sum of one other source is that source
         points = points._replace(others=None)
     present, foreign = _presence(points)
-    own = points.source_index().repeat(frames)
+    own = devices.upload(points.attributed, points.device).repeat(frames)
     active, _ = presence(points)
     own_active = devices.select(active, points.attributed, 1).flatten()
     index = torch.arange(len(own), device=own.device)
@@ -156,8 +156,15 @@ def output_graphs(points: Points, may_sync: bool) -> tuple[Graphs, Tensor]:
             present, foreign, own, own_active, index = (x.index_select(0, needed) for x in flags)
 
     x, broken = joined(point_groups, present)
-    if may_sync:
-        _refuse_broken(broken, index, points)
+    if may_sync:  # by role, so that the first broken point can be named
+        by_frame = spread(broken, index, points)
+        sums = 1 + sources + (points.others is not None)
+        references, members = by_frame[..., 1 : 1 + sources].any(1), by_frame[..., sums:].any(1)
+        refuse_broken(torch.cat([by_frame[..., 0], references, members], -1), points)
+        if points.others is not None and bool(by_frame[..., 1 + sources].any()):
+            raise ValueError(
+                "others must be finite (and below 1e150), as the other embeddings are."
+            )
     else:
         x.masked_fill_(broken.any(-1)[:, None, None], 0.0)
     complete = points.active is None and points.mask is None
@@ -171,8 +178,9 @@ def output_graphs(points: Points, may_sync: bool) -> tuple[Graphs, Tensor]:
 def _presence(points: Points) -> tuple[Tensor, Tensor]:
     """Masks: points that are present (G, N); references and sum that are foreign (G, J)."""
     active, _ = presence(points)
-    sources = torch.arange(active.shape[-1], device=active.device)
-    own = sources == points.source_index().unsqueeze(-1)  # (S', S)
+    attributed = devices.upload(points.attributed, points.device)
+    source_index = torch.arange(active.shape[-1], device=active.device)
+    own = source_index == attributed.unsqueeze(-1)  # (S', S)
     foreign = active.unsqueeze(1) & ~own  # (F, S', S)
     output = active.any(-1)[:, None, None].expand(-1, len(own), 1)
     # The own source stays in the graph during its pauses; every other source leaves it in its own.
@@ -187,17 +195,6 @@ def _presence(points: Points) -> tuple[Tensor, Tensor]:
         foreign = torch.cat([foreign, several], -1)
     is_present.append(members.flatten(2))
     return torch.cat(is_present, -1).flatten(0, 1), foreign.flatten(0, 1)
-
-
-def _refuse_broken(broken: Tensor, index: Tensor, points: Points) -> None:
-    """Raise ValueError for the first point of ``broken`` (G, N); reads values."""
-    sources = points.references.shape[1]
-    flags = spread(broken, index, points)
-    sums = 1 + sources + (points.others is not None)
-    references, members = flags[..., 1 : 1 + sources].any(1), flags[..., sums:].any(1)
-    refuse_broken(torch.cat([flags[..., 0], references, members], -1), points)
-    if points.others is not None and bool(flags[..., 1 + sources].any()):
-        raise ValueError("others must be finite (and below 1e150), as the other embeddings are.")
 
 
 # --------------------------------------------------------------------------------------------

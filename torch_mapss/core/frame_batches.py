@@ -137,13 +137,13 @@ def start(
     started = []
     begins = range(0, max(frames, 1), size)  # one empty batch if there are no frames
     # Split, not sliced: the gradient of each slice would be as large as the whole tensor.
-    for begin, *parts in zip(begins, *(x.split(size) for x in embeddings)):
+    for begin, *tensors in zip(begins, *(x.split(size) for x in embeddings)):
         masks = [
             None if mask is None else mask[begin : begin + size].to(points.device)
             for mask in (points.active, points.mask)
         ]
-        part = points.with_embeddings(parts)._replace(active=masks[0], mask=masks[1])
-        batch = Batch(part, settings, function, begin, recomputed)
+        consecutive = points._replace(active=masks[0], mask=masks[1]).with_embeddings(tensors)
+        batch = Batch(consecutive, settings, function, begin, recomputed)
         started.append((batch, batch.scored(may_sync)))
     return started
 

@@ -133,12 +133,12 @@ def _density(k: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
-def _reach(k: Tensor, x: Tensor, above: Tensor) -> Tensor:
-    """Upper bound, nearly tight, of the s where the exponent of a side's integrand is the cut.
+def _integrals(k: Tensor, x: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
+    """log I and <s> of one side: Q where ``above``, else P.
 
-    Above, where it is (x - k) s + x h(s), h(s) >= s^2 / 2 gives the root of a quadratic;
-    s = log1p((cut + k s) / x), the same equation solved for exp(s), then tightens any upper bound.
-
+    L is an upper bound, nearly tight, of the s where the exponent reaches the cut. Above, where it
+    is (x - k) s + x h(s), h(s) >= s^2 / 2 gives the root of a quadratic, and
+    s = log1p((cut + k s) / x), the same equation solved for exp(s), tightens any upper bound.
     Below, where it is (k - x) s + x h(-s), h(-s) >= s^2 / (2 + s) gives the positive root of
     k s^2 - b s - 2 cut with b = cut - 2 (k - x), in a form without cancellation for either sign
     of b.
@@ -150,14 +150,10 @@ def _reach(k: Tensor, x: Tensor, above: Tensor) -> Tensor:
     b = _CUT - 2.0 * (k - x)
     root = b.abs() + torch.hypot(b, (8.0 * _CUT * k).sqrt())
     reach_below = torch.where(b > 0, 0.5 * root / k, 4.0 * _CUT / root)
-    return torch.where(above, reach_above, reach_below)
+    reach = torch.where(above, reach_above, reach_below)  # L
 
-
-def _integrals(k: Tensor, x: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
-    """log I and <s> of one side: Q where ``above``, else P."""
     side = torch.where(above, torch.ones_like(x), -1.0)
-    slope = side * (x - k)
-    reach = _reach(k, x, above)
+    slope = side * a
     # The points of the rule go first, (points, 1, ..., 1). Blocks of them bound the memory of large
     # inputs; small ones take all points at once.
     column = (-1,) + (1,) * x.dim()

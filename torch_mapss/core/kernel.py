@@ -45,7 +45,21 @@ class GaussianKernel(torch.autograd.Function):
         may_sync: bool,
         *point_groups: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        squared, (lower, upper), imprecise = _distances_and_median(x, valid, middle, may_sync)
+        # D² = |x_i|² + |x_j|² - 2 x_i·x_j
+        gram = x @ x.mT
+        norms = gram.diagonal(dim1=-2, dim2=-1).clone()
+        squared = gram.mul_(-2.0).add_(norms.unsqueeze(-1)).add_(norms.unsqueeze(-2))
+        squared.clamp_(min=0.0).diagonal(dim1=-2, dim2=-1).zero_()
+        lower, upper = middle_of_pairs(squared, valid, middle)
+        imprecise = (lower + upper) / 2.0 < GRAM_RATIO * norms.amax(-1)
+        if may_sync and bool(imprecise.any()):
+            # Most points of these frames coincide. From differences they are at distance exactly 0.
+            frames = imprecise.nonzero()[:, 0]
+            apart = torch.cdist(x[frames], x[frames], compute_mode="donot_use_mm_for_euclid_dist")
+            squared[frames] = apart.square_()
+            present = None if valid is None else valid[frames]
+            lower[frames], upper[frames] = middle_of_pairs(squared[frames], present, middle)
+            imprecise = torch.zeros_like(imprecise)
         median = (lower + upper) / 2.0
         degenerate = median < SMALLEST_BANDWIDTH
         scale = torch.where(degenerate, 1.0, factor * median)
@@ -110,32 +124,6 @@ def _laplacian(weighted: Tensor, first_row: int, count: int) -> Tensor:
     laplacian = laplacian.mul_(-2.0)
     laplacian.diagonal(offset=first_row, dim1=-2, dim2=-1).add_(2.0 * degree)
     return laplacian
-
-
-def _distances_and_median(
-    x: Tensor, valid: Tensor | None, middle: bool, may_sync: bool
-) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
-    """D² (F, N, N), its two middle values (F,), and (F,) bool where they are still imprecise.
-
-    With ``may_sync`` values are read to find the frames where most points coincide, and these are
-    computed accurately too.
-    """
-    # |x_i|² + |x_j|² - 2 x_i·x_j
-    gram = x @ x.mT
-    norms = gram.diagonal(dim1=-2, dim2=-1).clone()
-    squared = gram.mul_(-2.0).add_(norms.unsqueeze(-1)).add_(norms.unsqueeze(-2)).clamp_(min=0.0)
-    squared.diagonal(dim1=-2, dim2=-1).zero_()
-    lower, upper = middle_of_pairs(squared, valid, middle)
-    imprecise = (lower + upper) / 2.0 < GRAM_RATIO * norms.amax(-1)
-    if may_sync and bool(imprecise.any()):
-        frames = imprecise.nonzero()[:, 0]
-        # From differences, coincident points are at distance exactly 0.
-        apart = torch.cdist(x[frames], x[frames], compute_mode="donot_use_mm_for_euclid_dist")
-        squared[frames] = apart.square_()
-        present = None if valid is None else valid[frames]
-        lower[frames], upper[frames] = middle_of_pairs(squared[frames], present, middle)
-        imprecise = torch.zeros_like(imprecise)
-    return squared, (lower, upper), imprecise
 
 
 def middle_of_pairs(squared: Tensor, valid: Tensor | None, middle: bool) -> tuple[Tensor, Tensor]:

@@ -30,10 +30,10 @@ _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 
 def eigh(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues (F, n), ascending, and eigenvectors (F, n, n) of symmetric (F, n, n)."""
-    parts = _in_parts(torch.linalg.eigh, matrices)
+    decompositions = _in_parts(torch.linalg.eigh, matrices)
     # LAPACK writes columns, so the rows of the transposed vectors are contiguous: cheap to join.
-    rows = torch.cat([vectors.mT for _, vectors in parts])
-    return torch.cat([values for values, _ in parts]), rows.mT
+    rows = torch.cat([vectors.mT for _, vectors in decompositions])
+    return torch.cat([values for values, _ in decompositions]), rows.mT
 
 
 def eigvalsh(matrices: Tensor) -> Tensor:

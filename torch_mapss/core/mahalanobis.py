@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from torch_mapss.core.settings import Settings
+from torch_mapss.core.settings import PRECISIONS, Settings
 
 RIDGE = 1e-6  # ε of [eq:ps_distance]
 
@@ -79,7 +79,6 @@ def rounding_floor(coordinates: Tensor, settings: Settings) -> Tensor:
         settings: settings of the map, of which the precision is read.
     """
     points = coordinates.shape[-2]
-    double = settings.precision == torch.float64
-    error = 64.0 * points if double else 8.0 * math.sqrt(points)
+    error = 64.0 * points if settings.eigh == "float64" else 8.0 * math.sqrt(points)
     size = coordinates.detach().abs().flatten(1).amax(-1)
-    return (error * torch.finfo(settings.precision).eps * size).square() / RIDGE
+    return (error * torch.finfo(PRECISIONS[settings.eigh]).eps * size).square() / RIDGE

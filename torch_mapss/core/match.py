@@ -12,7 +12,7 @@ from torch_mapss.core.diffusion_map import FrameMaps, read_map
 from torch_mapss.core.gamma import both_tails
 from torch_mapss.core.mahalanobis import RIDGE, ClusterDistances, rounding_floor
 from torch_mapss.core.points import Points, presence, scored_outputs, split_points
-from torch_mapss.core.settings import Settings
+from torch_mapss.core.settings import PRECISIONS, Settings
 
 LOG_ZERO = math.log(torch.finfo(torch.float64).tiny)  # in place of log 0, which is not finite
 
@@ -64,7 +64,7 @@ def is_collapsed(mean: Tensor, variance: Tensor, floor: Tensor, settings: Settin
     """Mask of clusters whose squared distances have a mean or variance of 0, up to rounding."""
     mean, variance = mean.detach(), variance.detach()
     smallest_mean = floor + RIDGE if settings.convention == "reference" else floor
-    spread = (16.0 * torch.finfo(settings.precision).eps * mean).square()
+    spread = (16.0 * torch.finfo(PRECISIONS[settings.eigh]).eps * mean).square()
     return (mean <= smallest_mean) | (variance <= spread)
 
 
@@ -96,7 +96,8 @@ def of_match(maps: FrameMaps, points: Points, settings: Settings) -> dict[str, T
 
     outputs = len(points.attributed)
     rows = torch.arange(outputs, device=a.device)
-    apart = maps.squared_distances[:, rows, outputs + points.source_index()]
+    references = outputs + devices.upload(points.attributed, points.device)
+    apart = maps.squared_distances[:, rows, references]
     same = torch.where(no_map, apart, a.detach()) <= 0.0
     log_zero = torch.zeros_like(a).masked_fill(scored & ~same, LOG_ZERO)
     return {

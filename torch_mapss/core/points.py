@@ -47,13 +47,9 @@ class Points(NamedTuple):
 
     def with_embeddings(self, tensors: Sequence[Tensor]) -> Points:
         """The same points with other tensors in place of :meth:`embeddings`."""
-        outputs, references, distortions, *others = tensors
+        outputs, references, distortions, *sums = tensors
         points = self._replace(outputs=outputs, references=references, distortions=distortions)
-        return points._replace(others=others[0]) if others else points
-
-    def source_index(self) -> Tensor:
-        """(S',) int64, the source of each output."""
-        return devices.upload(self.attributed, self.device)
+        return points._replace(others=sums[0]) if sums else points
 
 
 # --------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_mapss.core import devices
 from torch_mapss.core.autograd import safe_sqrt
 from torch_mapss.core.diffusion_map import FrameMaps, read_map
 from torch_mapss.core.mahalanobis import RIDGE, ClusterDistances
@@ -36,7 +37,7 @@ def own_and_nearest(squared: Tensor, active: Tensor, points: Points) -> Tensor:
     Returns:
         (..., F, S', 2) int64; the second entry is meaningless where no other source is active.
     """
-    attributed = points.source_index().unsqueeze(-1)
+    attributed = devices.upload(points.attributed, points.device).unsqueeze(-1)
     source_index = torch.arange(active.shape[-1], device=attributed.device)
     foreign = (source_index != attributed) & active.unsqueeze(-2)
     nearest = torch.where(foreign, squared, torch.inf).argmin(-1, keepdim=True)

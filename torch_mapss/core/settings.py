@@ -10,7 +10,8 @@ from typing_extensions import Unpack
 from torch_mapss.core import checks
 
 MAP_CONVENTIONS = ("paper", "reference")  # of the map, and so of PS and PM
-PRECISIONS = ("float64", "float32")  # of the eigendecomposition
+# Of the eigendecomposition alone, by name; everything else is float64.
+PRECISIONS = {"float64": torch.float64, "float32": torch.float32}
 
 
 class MapOptions(TypedDict, total=False):
@@ -34,11 +35,6 @@ class Settings(NamedTuple):
     max_dimension: int | None = None
     eigh: str = "float64"
 
-    @property
-    def precision(self) -> torch.dtype:
-        """Dtype of the eigendecomposition; everything else is float64."""
-        return torch.float32 if self.eigh == "float32" else torch.float64
-
 
 def map_settings(**options: Unpack[MapOptions]) -> Settings:
     """Checked settings of a diffusion map.
@@ -53,7 +49,7 @@ def map_settings(**options: Unpack[MapOptions]) -> Settings:
 def checked(settings: Settings) -> Settings:
     """Check the settings and return them; TypeError or ValueError if one is out of range."""
     checks.check_choice(settings.convention, "convention", MAP_CONVENTIONS)
-    checks.check_choice(settings.eigh, "eigh", PRECISIONS)
+    checks.check_choice(settings.eigh, "eigh", tuple(PRECISIONS))
     dimension = settings.max_dimension
     if dimension is not None:
         dimension = checks.check_whole(dimension, "max_dimension", 1)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from torch_mapss.core import linalg
-from torch_mapss.core.settings import Settings
+from torch_mapss.core.settings import PRECISIONS, Settings
 
 # Eigenvalues closer than this are one group at the cut. In float64 it is the smallest gap that
 # still separates the eigenspaces (error about 1e-15) to five digits; in float32 (error about 1e-7)
@@ -99,7 +99,7 @@ class RetainedEigenvectors(torch.autograd.Function):
     def forward(
         ctx: Any, s: Tensor, count: Tensor, settings: Settings, width: int | None, invariant: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        values, vectors = (x.to(s.dtype) for x in linalg.eigh(s.to(settings.precision)))
+        values, vectors = (x.to(s.dtype) for x in linalg.eigh(s.to(PRECISIONS[settings.eigh])))
         # The N-1 largest, descending; set to 0 if negative (rounding) or beyond ``count``.
         nontrivial = values.flip(-1)[..., :-1].clamp(min=0.0)
         index = torch.arange(nontrivial.shape[-1], device=values.device)
