@@ -87,7 +87,7 @@ def cost_of_run(mixtures: Sequence[Mixture], workers: int, out: Path) -> Cost:
     try:
         began, processor = time.perf_counter(), _processor_seconds()
         with engine(workers) as workers_map:
-            run.run(mixtures, out, job, map=workers_map)
+            run.score_mixtures(mixtures, out, job, map=workers_map)
         elapsed = time.perf_counter() - began
     finally:
         run.results_folder.write_scores = write_scores
