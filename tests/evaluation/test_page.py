@@ -8,10 +8,12 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
+import pandas
 import pytest
 import soundfile
 from separations import WILD, leaky, save_manifest, score_set, sources, wild_results, write_all
@@ -20,7 +22,12 @@ from torch_mapss import evaluate_set
 from torch_mapss.evaluation import cli
 from torch_mapss.evaluation.commands.arguments import BAD_INPUT, OK
 from torch_mapss.evaluation.comparison import compare
-from torch_mapss.evaluation.page.content import page_content, path_shortener, write_page
+from torch_mapss.evaluation.page.content import (
+    input_notes,
+    page_content,
+    path_shortener,
+    write_page,
+)
 from torch_mapss.evaluation.page.tracks import address, lossless_address, playing_gain
 from torch_mapss.evaluation.results import Results, load_results
 from torch_mapss.evaluation.significance import p_text
@@ -326,3 +333,10 @@ def test_a_missing_package_is_named_with_its_extra(results, tmp_path, monkeypatc
     with pytest.raises(ImportError, match=r"torch_mapss\[report\]"):
         written(results, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_notes_on_the_input_have_one_order_in_every_process():
+    kinds = [f"changed in way {letter}" for letter in "fcaebd"]
+    notes = "; ".join(f"file {number}: {kind}" for number in (1, 2) for kind in kinds)
+    results: Any = SimpleNamespace(scores=pandas.DataFrame({"notes": [notes, notes, ""]}))
+    assert input_notes(results) == [f"{kind} (2 of 3 estimates)" for kind in kinds]

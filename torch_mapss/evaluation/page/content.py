@@ -259,8 +259,8 @@ def input_notes(results: Results) -> list[str]:
     counts: Counter[str] = Counter()
     for text in results.scores["notes"].dropna():
         # A note begins with the file it is about, which may itself contain a colon.
-        kinds = {note.rpartition(": ")[2] for note in str(text).split("; ") if note}
-        counts.update(kinds)
+        kinds = [note.rpartition(": ")[2] for note in str(text).split("; ") if note]
+        counts.update([*dict.fromkeys(kinds)])  # once an estimate, in the order of the notes
     total = len(results.scores)
     return [f"{kind} ({count} of {total} estimates)" for kind, count in counts.most_common()]
 
