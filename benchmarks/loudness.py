@@ -26,7 +26,7 @@ from torch_mapss.audio import loudness
 def coefficients(rate: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """The digital sections (b, a) at `rate`, by SciPy's bilinear transform of the prototypes."""
     sections = []
-    for section in (loudness._SHELF_48K, loudness._HIGH_PASS_48K):
+    for section in loudness._SECTIONS_48K:
         polynomials = [(c0 + c1 + c2, 2 * (c0 - c2), c0 - c1 + c2) for c0, c1, c2 in section]
         numerator, denominator = map(np.array, polynomials)
         k48 = math.sqrt(denominator[0] / denominator[2])
@@ -79,7 +79,7 @@ def main() -> None:
     print(f"{options.signals} signals of {options.seconds:g} s at {rate} Hz, one thread:\n")
     print(table(["", "forward s", "with backward s", "to pyloudnorm, LU"], rows))
     errors = {
-        dtype: float((loudness._k_weight(wave.to(dtype), rate) - exact).abs().max())
+        dtype: float((loudness.k_weighted(wave.to(dtype), rate) - exact).abs().max())
         / float(exact.abs().max())
         for dtype in (torch.float32, torch.float64)
     }
