@@ -35,20 +35,6 @@ class GammaTest(NamedTuple):
     scale: Tensor  # (..., S') θ
 
 
-class BankCorrelation(NamedTuple):
-    """Correlation of neighbouring distortions in the bank's order."""
-
-    total: Tensor  # (..., S) Σρ̂ up to the first insignificant lag; the paper saw 0.2
-    share: Tensor  # (..., S) n_eff / n = 1/(1 + 2Σρ̂), at most 1; the paper takes 0.7
-
-
-class SourceCorrelation(NamedTuple):
-    """Correlation of the errors of the sources of a trial."""
-
-    mean: Tensor  # () ρ_l, the mean over pairs of sources
-    matrix: Tensor  # (S', S')
-
-
 @torch.no_grad()
 def gamma_fit_test(
     outputs: Tensor,
@@ -91,14 +77,15 @@ def bank_correlation(
     active: Tensor | None = None,
     mask: Tensor | None = None,
     **options: Unpack[MapOptions],
-) -> BankCorrelation:
+) -> tuple[Tensor, Tensor]:
     """Σρ̂ of every cluster along the bank's order, Bartlett's rule [sec:bounds].
 
     Arguments and errors as :func:`torch_mapss.functional.perceptual_separation`.
 
     Returns:
-        :class:`BankCorrelation` of (..., S) tensors, one for every cluster; 0 and 1 where the
-        source is inactive.
+        (..., S) Σρ̂ up to the first insignificant lag (the paper saw 0.2), and (..., S) the share
+        n_eff / n = 1/(1 + 2Σρ̂), at most 1 (the paper takes 0.7), of every cluster; 0 and 1 where
+        the source is inactive.
     """
     settings = map_settings(**options)
     points = checked_points(outputs, references, distortions, attributed, active, mask, 1)
@@ -108,7 +95,7 @@ def bank_correlation(
         return {"total": bartlett_sum(clusters, present, maps.dimension)}
 
     total = run(points, settings, read_map(lag_sum))["total"]
-    return BankCorrelation(total, 1.0 / (1.0 + 2.0 * total).clamp(min=1.0))
+    return total, 1.0 / (1.0 + 2.0 * total).clamp(min=1.0)
 
 
 @torch.no_grad()
@@ -124,7 +111,7 @@ def source_correlation(
     draws: int = 100,
     seed: int = 0,
     **options: Unpack[MapOptions],
-) -> SourceCorrelation:
+) -> tuple[Tensor, Tensor]:
     """Correlation ρ_l of the errors of a trial's sources, by bootstrap.
 
     The PS of two sources uses the same clusters, so a draw that moves one moves the other. PM uses
@@ -140,8 +127,8 @@ def source_correlation(
         seed: seed of the draws.
 
     Returns:
-        :class:`SourceCorrelation`, over all frames in which both sources are active; NaN for a
-        source that never is.
+        () ρ_l, the mean over pairs of sources, and the (S', S') matrix, over all frames in which
+        both sources are active; NaN for a source that never is.
 
     Raises:
         TypeError, ValueError: as the scores; fewer than two outputs, or draws below 2.
@@ -169,7 +156,7 @@ def source_correlation(
     scale = covariance.diagonal().sqrt()
     matrix = covariance / (scale.unsqueeze(-1) * scale)  # NaN for a source without any error
     same = torch.eye(len(matrix), dtype=torch.bool, device=matrix.device)
-    return SourceCorrelation(matrix.masked_fill(same, torch.nan).nanmean(), matrix)
+    return matrix.masked_fill(same, torch.nan).nanmean(), matrix
 
 
 # --------------------------------------------------------------------------------------------

@@ -78,20 +78,16 @@ def normals(
         quadruples = numbers[..., 4 * (low - first_block) : 4 * (high - first_block)].unflatten(
             -1, (-1, 4)
         )
-        for pair in (0, 2):
-            cosine, sine = box_muller(words[pair], words[pair + 1])
-            quadruples[..., pair], quadruples[..., pair + 1] = cosine, sine
+        for pair in (0, 2):  # Box and Muller: two uniform numbers make two independent normal ones
+            # The upper 24 bits of a word (a float32's precision) plus ½ are a uniform number in
+            # (0, 1], where the logarithm is finite.
+            radius, angle = (
+                (word >> 8).to(torch.float32).add_(0.5).mul_(2.0**-24)
+                for word in (words[pair], words[pair + 1])
+            )
+            radius.log_().mul_(-2).sqrt_()
+            angle.mul_(2 * math.pi)
+            quadruples[..., pair] = radius * angle.cos()
+            quadruples[..., pair + 1] = angle.sin_().mul_(radius)
     skip = start - 4 * first_block
     return numbers[..., skip : skip + length].to(dtype)
-
-
-def box_muller(radius_word: Tensor, angle_word: Tensor) -> tuple[Tensor, Tensor]:
-    """Two independent standard normal numbers (float32) from two random words.
-
-    The upper 24 bits of a word (a float32's precision) plus ½ are a uniform number in (0, 1], where
-    the logarithm is finite.
-    """
-    radius = (radius_word >> 8).to(torch.float32).add_(0.5).mul_(2.0**-24)
-    radius.log_().mul_(-2).sqrt_()
-    angle = (angle_word >> 8).to(torch.float32).add_(0.5).mul_(2.0**-24).mul_(2 * math.pi)
-    return radius * angle.cos(), angle.sin_().mul_(radius)

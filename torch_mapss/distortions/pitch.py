@@ -203,7 +203,13 @@ def vocoder_frames(
     turns = (gain * (TURN / (2 * torch.pi))).round().to(torch.int64).cumsum(-2)
     unit_phase = spectrum / magnitudes.where(magnitudes > 0, 1)
     unit_phase = torch.where(magnitudes > 0, unit_phase, torch.ones_like(unit_phase))
-    delay = float(1 - ratio) * energy_centre(current)
+    # The centre of each frame's energy, in samples after its middle; 0 for silence. (..., F, 1)
+    sample_index = torch.arange(window, dtype=current.dtype, device=current.device)
+    power = current.square()
+    total = power.sum(-1, keepdim=True)
+    moment = (power * (sample_index - window // 2)).sum(-1, keepdim=True)
+    centre = torch.where(total > 0, moment / total.where(total > 0, 1), 0)
+    delay = float(1 - ratio) * centre
     if first_phase is not None:
         unit_phase = torch.cat([first_phase.unsqueeze(-2), unit_phase[..., 1:, :]], -2)
         delay = torch.cat([torch.zeros_like(delay[..., :1, :]), delay[..., 1:, :]], -2)
@@ -219,15 +225,6 @@ def vocoder_frames(
     phase = phase + delay.gather(-2, last_onset) * bins * (2 * torch.pi / window)
     turned = unit_phase.gather(-2, everywhere) * torch.complex(phase.cos(), phase.sin())
     return turned, magnitudes
-
-
-def energy_centre(frames: Tensor) -> Tensor:
-    """Centre of energy in samples after the frame's middle, (..., N) -> (..., 1); 0 for silence."""
-    sample_index = torch.arange(frames.shape[-1], dtype=frames.dtype, device=frames.device)
-    power = frames.square()
-    total = power.sum(-1, keepdim=True)
-    moment = (power * (sample_index - frames.shape[-1] // 2)).sum(-1, keepdim=True)
-    return torch.where(total > 0, moment / total.where(total > 0, 1), 0)
 
 
 def analysis_frames(

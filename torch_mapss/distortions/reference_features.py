@@ -43,11 +43,8 @@ class ReferenceFeatures:
     def __init__(self, waveform: Tensor, sample_rate: int) -> None:
         self.waveform = waveform
         self.sample_rate = sample_rate
-
-    @cached_property
-    def rms(self) -> Tensor:
-        """A_RMS, (..., 1)."""
-        return root_mean_square(self.waveform)
+        #: A_RMS, (..., 1), which most members need.
+        self.rms = root_mean_square(waveform)
 
     @cached_property
     def steadiness(self) -> Tensor:
@@ -84,12 +81,22 @@ class ReferenceFeatures:
     def peaks(self) -> Tensor:
         """Up to 20 local maxima of the long-term spectrum, at least 300 Hz apart.
 
-        The strongest is taken and its neighbourhood removed, 20 times; each round is one `max` over
-        the whole batch. Windows of 64 ms give a resolution of 16 Hz. (..., 20) in Hz, strongest
-        first; NaN beyond the last peak.
+        The long-term spectrum is the mean power of half-overlapping Hann windows of 64 ms, whose
+        resolution is 16 Hz. The strongest maximum is taken and its neighbourhood removed, 20 times;
+        each round is one `max` over the whole batch. (..., 20) in Hz, strongest first; NaN beyond
+        the last peak.
         """
+        waveform = self.waveform
         window = fast_length(round(0.064 * self.sample_rate))
-        power = welch_spectrum(self.waveform, window)
+        hop = window // 2
+        missing = max(window - waveform.shape[-1], -(waveform.shape[-1] - window) % hop)
+        frames = torch.nn.functional.pad(waveform, (0, missing)).unfold(-1, window, hop)
+        hann = torch.hann_window(window, dtype=waveform.dtype, device=waveform.device)
+        power = torch.zeros_like(hann[: window // 2 + 1])
+        size = max(1, ROWS // (window * max(1, frames[..., 0, 0].numel())))
+        for batch in frames.split(size, -2):
+            power = power + torch.fft.rfft(batch * hann).abs().square().sum(-2)
+        power = power / frames.shape[-2]
         bins = torch.arange(1, window // 2, dtype=power.dtype, device=power.device)
         hertz = bins * (self.sample_rate / window)
         inner = power[..., 1:-1]
@@ -123,20 +130,6 @@ class ReferenceFeatures:
             total = running[..., -1:]
             shares.append(torch.where(total > 0, running / total.where(total > 0, 1), 1))
         return torch.cat(shares).reshape(*self.waveform.shape[:-1], -1)
-
-
-def welch_spectrum(waveform: Tensor, window: int) -> Tensor:
-    """Mean power spectrum of half-overlapping Hann windows, (..., T) -> (..., window // 2 + 1)."""
-    hop = window // 2
-    missing = max(window - waveform.shape[-1], -(waveform.shape[-1] - window) % hop)
-    padded = torch.nn.functional.pad(waveform, (0, missing))
-    hann = torch.hann_window(window, dtype=waveform.dtype, device=waveform.device)
-    frames = padded.unfold(-1, window, hop)
-    size = max(1, ROWS // (window * max(1, frames[..., 0, 0].numel())))
-    spectra = (
-        torch.fft.rfft(batch * hann).abs().square().sum(-2) for batch in frames.split(size, -2)
-    )
-    return sum(spectra, start=torch.zeros_like(hann[: window // 2 + 1])) / frames.shape[-2]
 
 
 # --------------------------------------------------------------------------------------------

@@ -22,10 +22,6 @@ from torch_mapss.evaluation import io
 from torch_mapss.evaluation.io import same_name
 from torch_mapss.evaluation.manifest import ManifestError, Mixture
 
-_SUFFIXES = (
-    *(".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".aifc", ".au", ".caf"),
-    *(".w64", ".rf64"),
-)
 # Layouts of plain folders, for names without suffixes.
 _LAYOUTS = ("{mixture}/{source}", "{source}/{mixture}")
 # Templates to propose for other layouts, by the number of folders above a file.
@@ -177,34 +173,14 @@ def _readings(
     if template:
         root = os.path.dirname(re.split(r"[{*]", path)[0]) or "."
         layouts = [same_name(io.written(os.path.relpath(path, root)).replace(os.sep, "/"))]
-    names = _audio_files(root, with_suffix=template)
+    names = io.audio_files(root, with_suffix=template)
     if not names:
-        problem = f"no audio file ({', '.join(sorted(_SUFFIXES))}) below"
+        problem = f"no audio file ({', '.join(sorted(io.AUDIO_SUFFIXES))}) below"
         problem = problem if os.path.isdir(root) else "there is no folder"
         raise ManifestError(subject, [f"{problem} {io.shown(root)!r}"])
     files = {layout: _matching(names, layout, subject, sources, only) for layout in layouts}
     depths = sorted(name.count("/") for name in names.values())
     return files, _shown(names.values(), 3), depths[len(depths) // 2]
-
-
-def _audio_files(root: str, with_suffix: bool) -> dict[str, str]:
-    """Audio files by path, with their names below the folder; hidden files are left out."""
-    names: dict[str, str] = {}
-    visited: set[str] = set()
-    for folder, below, files in os.walk(root, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in visited:  # reached by a link to a parent folder
-            below.clear()
-            continue
-        visited.add(real)
-        below[:] = sorted(name for name in below if name[0] != ".")
-        for file in sorted(name for name in files if name[0] != "."):
-            path = os.path.join(folder, file)
-            stem, suffix = os.path.splitext(path)
-            if suffix.lower() in _SUFFIXES:
-                name = io.written(os.path.relpath(path if with_suffix else stem, root))
-                names[io.written(path)] = same_name(name.replace(os.sep, "/"))
-    return names
 
 
 def _templates(depth: int) -> str:

@@ -10,107 +10,30 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_mapss.audio import SILENCE_PEAK, bandwidth, estimate_lag, is_constant
-from torch_mapss.evaluation import audio_input
-from torch_mapss.evaluation.audio_input import Clip
-from torch_mapss.evaluation.channel_checks import CLEARER, Finding, channel_findings_of
+from torch_mapss.audio import SILENCE_PEAK, bandwidth, is_constant
+from torch_mapss.evaluation.channel_checks import Finding, channel_findings_of
 from torch_mapss.evaluation.io import listed
+from torch_mapss.evaluation.system_signals import LAG_LIMIT_S, SystemSignals
 
-if TYPE_CHECKING:
-    from torch_mapss.pipeline.config import Grid
-
-#: Longest lag to search for, and longest lag that ``align="shift"`` removes, in seconds.
-LAG_SEARCH_S, LAG_LIMIT_S = 1.0, 0.5
 #: Shortest lag that changes how scores should be read: 2 ms lower PM from 0.98 to 0.94.
 LEAST_LAG_S = 0.002
-# Smallest peak of the cross-correlation that counts. Estimates of rated separators reach 0.36 or
-# more with their reference, unrelated signals about 0.1.
-_LEAST_CORRELATION = 0.2
 _SAME_DB = 40.0  # SI-SDR from which two signals count as identical
 # SI-SDR: smallest gain of every estimate that moves, and the level that it must then reach.
 _SWAP_DB, _SWAP_LEAST_DB = 3.0, -5.0
 _FAINT_DB = -60.0  # level of an estimate relative to its reference
-_MUTED_DB = -80.0  # level of a frame relative to its estimate's peak
 _CANCELLED_DB = 10.0  # loss in a downmix beyond that of independent channels
 _SHARED_LAG_S = 0.0005  # tolerance for lags of one cause
 _LOW_RATE, _LOW_BAND = 0.9, 0.85  # shares of the encoder's rate and band
-_ROUNDING_S = 1e-6  # tolerance for times in seconds
 # Ratio of a signal's mean to its RMS. Sound stays below: 0.01 for one second of a 40 Hz tone.
 _LEAST_OFFSET = 0.03
 _SUM_DB = -40.0  # residual of a reference that is the sum of others
 _BLOCK = 2**20  # samples at a time
 _PART = 0.05  # smallest coefficient of a summand
-
-
-class SystemSignals(NamedTuple):
-    """The signals of one mixture and one system, as they are scored."""
-
-    estimates: Sequence[Clip]  # S'
-    references: Sequence[Clip]  # S
-    outputs: Tensor  # (S', T), before any alignment
-    truth: Tensor  # (S, T)
-    attributed: Sequence[int]  # S', the reference of each estimate
-    mixture: Clip | None
-    rate: int  # Hz, sample rate of outputs and truth
-    grid: Grid  # the encoder's frames
-    lags: Sequence[int | None]  # S', samples behind the reference; None: unclear
-    removed: Sequence[int]  # S', lags that are removed, by align="shift"
-    moved: Tensor  # (C, S', T): the estimates of each channel, their lags removed
-    channels: Tensor  # (C, S, T): the references
-
-
-def measure_lags(
-    outputs: Tensor, truth: Tensor, rate: int, align: bool
-) -> tuple[list[int | None], list[int]]:
-    """Lag in samples of each estimate (S', T) behind its reference (S', T); None if unclear.
-
-    Also returns the lags to remove: with ``align``, all that are within the limit.
-    """
-    longest = min(round(LAG_SEARCH_S * rate), outputs.shape[-1] // 2)
-    lags: list[int | None] = []
-    for output, reference in zip(outputs, truth):  # one by one: spectra of all take much memory
-        lag, size, unshifted = (x.item() for x in estimate_lag(output, reference, longest))
-        clear = int(lag) if size > CLEARER * unshifted else 0
-        lags.append(None if size < _LEAST_CORRELATION else clear)
-    limit = LAG_LIMIT_S * rate if align else -1
-    return lags, [lag if lag is not None and abs(lag) <= limit else 0 for lag in lags]
-
-
-def _frames(signals: SystemSignals, times: Tensor) -> tuple[Tensor, Tensor]:
-    """Begin and end in seconds of the frames centred at ``times`` (F,)."""
-    half = signals.grid.receptive_field / signals.grid.sample_rate / 2
-    return times - half, times + half
-
-
-def muted_frames(signals: SystemSignals, times: Tensor) -> Tensor:
-    """Frames in which an estimate stays 80 dB below its own peak: (S', F) bool."""
-    samples, device = signals.moved.shape[-1], signals.moved.device
-    starts, ends = (
-        (edge * signals.rate).round().long().clamp(0, samples).to(device)
-        for edge in _frames(signals, times)
-    )
-    rows = []
-    for channels in signals.moved.unbind(1):  # one estimate after another, to save memory
-        output = audio_input.mean_of_channels(channels)
-        peak = output.abs().amax().clamp(min=SILENCE_PEAK)
-        sounds = output.abs() > 10 ** (_MUTED_DB / 20) * peak
-        before = torch.nn.functional.pad(sounds.cumsum(-1), (1, 0))
-        rows.append(before[ends] == before[starts])
-    return torch.stack(rows)
-
-
-def covered_frames(signals: SystemSignals, times: Tensor) -> Tensor:
-    """(S', F) bool: frames that an estimate still covers after its lag was removed."""
-    # An estimate moved to an earlier time lacks its end.
-    lags = torch.tensor(signals.removed, dtype=times.dtype, device=times.device) / signals.rate
-    lags, seconds = lags.unsqueeze(-1), signals.truth.shape[-1] / signals.rate
-    begins, ends = _frames(signals, times)
-    return (begins >= -lags - _ROUNDING_S) & (ends <= seconds - lags + _ROUNDING_S)
 
 
 # ---------------------------------------------------------------------- Measurements, and findings

@@ -73,6 +73,32 @@ def same_name(text: str) -> str:
     return unicodedata.normalize("NFC", text)
 
 
+AUDIO_SUFFIXES = (
+    *(".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".aifc", ".au", ".caf"),
+    *(".w64", ".rf64"),
+)
+
+
+def audio_files(root: str, with_suffix: bool) -> dict[str, str]:
+    """Audio files by path, with their names below the folder; hidden files are left out."""
+    names: dict[str, str] = {}
+    visited: set[str] = set()
+    for folder, below, files in os.walk(root, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in visited:  # reached by a link to a parent folder
+            below.clear()
+            continue
+        visited.add(real)
+        below[:] = sorted(name for name in below if name[0] != ".")
+        for file in sorted(name for name in files if name[0] != "."):
+            path = os.path.join(folder, file)
+            stem, suffix = os.path.splitext(path)
+            if suffix.lower() in AUDIO_SUFFIXES:
+                name = written(os.path.relpath(path if with_suffix else stem, root))
+                names[written(path)] = same_name(name.replace(os.sep, "/"))
+    return names
+
+
 _RESERVED = re.compile(r"(con|prn|aux|nul|(com|lpt)\d)(\.|$)")  # on Windows, with any suffix
 _LONGEST = 120  # bytes of a name; file systems take 255, with suffixes and temporary names
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_mapss.core.devices import device_name
-from torch_mapss.evaluation import audio_input, input_checks, pooled
-from torch_mapss.evaluation.input_checks import Inspection, SystemSignals
+from torch_mapss.evaluation import audio_input, pooled
+from torch_mapss.evaluation.input_checks import Inspection
 from torch_mapss.evaluation.protocol import pair_encoder_notes
 from torch_mapss.evaluation.report import Report
 from torch_mapss.evaluation.settings import ScoringSettings
+from torch_mapss.evaluation.system_signals import SystemSignals, covered_frames, muted_frames
 from torch_mapss.pipeline.scores import ScoreBounds, Scores
 from torch_mapss.score_table import scores_in, scores_of
 
@@ -27,7 +28,7 @@ def estimate_rows(inspected: Inspection, scores: Scores, columns: DataFrame) -> 
 
     signals, active = inspected.signals, scores.active[0]
     estimates = signals.estimates
-    muted = input_checks.muted_frames(signals, scores.times)
+    muted = muted_frames(signals, scores.times)
     references = [signals.references[source] for source in signals.attributed]
     lags = [math.nan if lag is None else lag for lag in signals.lags]
     reference_bands = [inspected.reference_bands[source] for source in signals.attributed]
@@ -129,7 +130,7 @@ def make_report(
     signals, rate = inspected.signals, inspected.signals.rate
     channels, bounds = [scores for scores, _ in scored], scored[-1][1]
     if any(signals.removed):
-        covered = input_checks.covered_frames(signals, channels[0].times)
+        covered = covered_frames(signals, channels[0].times)
         channels = [pooled.covered(scores, covered) for scores in channels]
     of_channels = []  # a table per channel
     for of_channel, ratios in zip(channels, inspected.energy_ratios):

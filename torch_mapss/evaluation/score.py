@@ -20,12 +20,12 @@ from torch_mapss.evaluation import settings as scoring
 from torch_mapss.evaluation.audio_input import Clip, ReferenceSignals
 from torch_mapss.evaluation.energy_ratios import energy_ratios
 from torch_mapss.evaluation.excerpts import excerpt_spans, seed_of
-from torch_mapss.evaluation.input_checks import Inspection, SystemSignals
+from torch_mapss.evaluation.input_checks import Inspection
 from torch_mapss.evaluation.protocol import settings_of
 from torch_mapss.evaluation.report import Report
 from torch_mapss.evaluation.report_rows import make_report
 from torch_mapss.evaluation.settings import ScoringSettings
-from torch_mapss.evaluation.system_signals import system_signals
+from torch_mapss.evaluation.system_signals import SystemSignals, system_signals
 from torch_mapss.pipeline.energy_ratios import bss_package
 from torch_mapss.pipeline.scores import ScoreBounds, Scores
 from torch_mapss.pipeline.segments import OnSegment

@@ -74,11 +74,6 @@ class PreparedClips:
     encoded: dict[str, Clusters] = field(default_factory=dict)  # by measure; a LongClip holds none
 
     @property
-    def frames(self) -> int:
-        """F."""
-        return self.audible.shape[-1]
-
-    @property
     def active(self) -> Tensor:
         """(b, S, F) bool: where a source is active, in frames in which all sources are valid."""
         return active_sources(self.audible, self.valid)
@@ -130,7 +125,7 @@ class ReferenceBank:
         #: Number of sources S.
         self.sources = groups[0].waves.shape[1]
         #: Number of frames F of the longest mixture.
-        self.frames = max(clips.frames for clips in groups)
+        self.frames = max(clips.audible.shape[-1] for clips in groups)
         #: Measures that the bank was prepared for.
         self.measures = tuple(settings["measures"])
         #: Device of its tensors.

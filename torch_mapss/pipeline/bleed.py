@@ -51,7 +51,7 @@ def bleed(config: Config, call: Call) -> Tensor:
             devices.select(active, attributed, 1),
             active.any(1, keepdim=True) & complete,
         )
-        levels.append(pad(level, (0, bank.frames - clips.frames), value=torch.nan))
+        levels.append(pad(level, (0, bank.frames - level.shape[-1]), value=torch.nan))
         items += clips.items
     in_order = [items.index(item) for item in range(bank.batch)]
     dtype = torch.promote_types(call.estimates.dtype, torch.float32)

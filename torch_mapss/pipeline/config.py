@@ -138,7 +138,7 @@ class Config:
             checked_steps(self.settings.time, sources)
         # Decomposition's default bank is cut from PS's, so PS's is checked first.
         for measure in reversed(with_encoder(measures)):
-            count = len(self.banks[measure.bank].names(self.grid.sample_rate))
+            count = len(self.banks[measure.bank].available(self.grid.sample_rate))
             if count < measure.least_members:
                 raise ValueError(
                     f"{measure.bank} has {count} distortions at {self.grid.sample_rate} Hz, but a "
@@ -256,12 +256,12 @@ class Config:
                 "encoder": f"{encoder.name} ({digest(encoder.describe())})",
                 "distortions": f"{len(members)} ({digest(members)})",
             }
-        settings = self.describe()
-        shared = ("sample_rate", "loudness", "activity", "segment")
-        frames = f"{self.grid.hop} of {self.grid.receptive_field} at {self.grid.sample_rate}"
         return {
-            **{name: settings[name] for name in shared},
-            "frames": frames,
+            "sample_rate": self.sample_rate,
+            "loudness": self.loudness,
+            "activity": self.activity,
+            "segment": None if math.isinf(self.segment) else self.segment,
+            "frames": f"{self.grid.hop} of {self.grid.receptive_field} at {self.grid.sample_rate}",
             "measures": by_measure,
         }
 

@@ -37,7 +37,7 @@ def shared_banks(
     """
     rate = config.grid.sample_rate
     largest_first = sorted(
-        with_encoder(measures), key=lambda measure: -len(config.banks[measure.bank])
+        with_encoder(measures), key=lambda measure: -len(config.banks[measure.bank].members)
     )
     shared: list[tuple[DistortionBank, dict[str, list[int]]]] = []
     for measure in largest_first:

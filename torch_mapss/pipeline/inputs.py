@@ -292,3 +292,40 @@ def check_permutable(attributed: tuple[int, ...], sources: int, pit: str) -> Non
             f"pit='loss' scores every permutation and takes at most {MOST_PERMUTED} sources, "
             f"got {sources}. Use pit='si_sdr'."
         )
+
+
+# ------------------------------------------------------------------------------------------------
+# Frames and excerpts
+# ------------------------------------------------------------------------------------------------
+
+
+def checked_frames(frames: int | None) -> int | None:
+    """Check ``frames``: None, or a whole number of at least 1."""
+    return None if frames is None else checks.check_whole(frames, "frames", 1)
+
+
+def checked_excerpts(
+    excerpts: Sequence[tuple[int, int]], references: Tensor
+) -> list[tuple[int, int]]:
+    """The excerpts of a single mixture; ValueError unless they lie in it one after another."""
+    pairs: list[tuple[int, int]] = []
+    for excerpt in excerpts:
+        edges = checks.whole_numbers(excerpt, "excerpts")
+        if len(edges) != 2:
+            raise ValueError(
+                "excerpts must be pairs of the first sample and the one after the last, got "
+                f"{excerpt!r}."
+            )
+        pairs.append((edges[0], edges[1]))
+    samples = references.shape[-1]
+    ends = [0, *(end for _, end in pairs)]
+    in_order = all(end <= begin for end, (begin, _) in zip(ends, pairs))
+    single = references.ndim == 2 or len(references) == 1
+    has_samples = all(begin < end for begin, end in pairs)
+    if not single or not pairs or not in_order or not has_samples or ends[-1] > samples:
+        raise ValueError(
+            f"excerpts must be parts of a single mixture of {samples} samples, in order, without "
+            f"overlap and none of them empty, got {list(excerpts)} for references of shape "
+            f"{tuple(references.shape)}."
+        )
+    return pairs

@@ -19,6 +19,7 @@ from torch_mapss.pipeline.bank import ReferenceBank
 from torch_mapss.pipeline.call import Call, make_call
 from torch_mapss.pipeline.config import Config, Grid, distortion_banks
 from torch_mapss.pipeline.estimates import GAINS
+from torch_mapss.pipeline.inputs import checked_excerpts, checked_frames
 from torch_mapss.pipeline.lazy_encoders import EncoderChoice, lazy_encoders
 from torch_mapss.pipeline.measures import checked_measures, with_encoder
 from torch_mapss.pipeline.memory import budget, checked_memory
@@ -481,38 +482,6 @@ class MAPSS(nn.Module):
             make_call(self.config, waves, bank, index, None, measures, memory)
             for waves, index in zip(estimates, indices)
         ]
-
-
-def checked_frames(frames: int | None) -> int | None:
-    """Check ``frames``: None, or a whole number of at least 1."""
-    return None if frames is None else checks.check_whole(frames, "frames", 1)
-
-
-def checked_excerpts(
-    excerpts: Sequence[tuple[int, int]], references: Tensor
-) -> list[tuple[int, int]]:
-    """The excerpts of a single mixture; ValueError unless they lie in it one after another."""
-    pairs: list[tuple[int, int]] = []
-    for excerpt in excerpts:
-        edges = checks.whole_numbers(excerpt, "excerpts")
-        if len(edges) != 2:
-            raise ValueError(
-                "excerpts must be pairs of the first sample and the one after the last, got "
-                f"{excerpt!r}."
-            )
-        pairs.append((edges[0], edges[1]))
-    samples = references.shape[-1]
-    ends = [0, *(end for _, end in pairs)]
-    in_order = all(end <= begin for end, (begin, _) in zip(ends, pairs))
-    single = references.ndim == 2 or len(references) == 1
-    has_samples = all(begin < end for begin, end in pairs)
-    if not single or not pairs or not in_order or not has_samples or ends[-1] > samples:
-        raise ValueError(
-            f"excerpts must be parts of a single mixture of {samples} samples, in order, without "
-            f"overlap and none of them empty, got {list(excerpts)} for references of shape "
-            f"{tuple(references.shape)}."
-        )
-    return pairs
 
 
 def resolve(

@@ -82,17 +82,6 @@ def budget(memory: int | None, signals: object) -> Budget:
     )
 
 
-def free_memory() -> int:
-    """Free bytes of main memory, within the limit of a container."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        figures = dict(line.split(":", 1) for line in lines)
-        free = int(figures["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):  # this system has no such figure
-        free = 4 * GIB
-    return max(0, min([free, *_container_limits()]))
-
-
 # Control groups, versions 2 and 1: subfolder, limit, use, and the part of it that can be reclaimed.
 _VERSIONS = (
     ("", "memory.max", "memory.current", "inactive_file"),
@@ -100,13 +89,19 @@ _VERSIONS = (
 )
 
 
-def _container_limits() -> Iterator[int]:
-    """Yield the bytes left below each limit of the process's control groups."""
+def free_memory() -> int:
+    """Free bytes of main memory, within the limits of the process's control groups."""
     try:
-        lines = Path(_GROUPS).read_text(encoding="utf-8").splitlines()
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        figures = dict(line.split(":", 1) for line in lines)
+        free = int(figures["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):  # this system has no such figure
+        free = 4 * GIB
+    try:
+        groups = Path(_GROUPS).read_text(encoding="utf-8").splitlines()
     except OSError:
-        return
-    for _, controllers, path in (line.split(":", 2) for line in lines):
+        groups = []
+    for _, controllers, path in (line.split(":", 2) for line in groups):
         if controllers and "memory" not in controllers.split(","):
             continue
         root, limit, use, inactive = _VERSIONS[bool(controllers)]
@@ -114,15 +109,14 @@ def _container_limits() -> Iterator[int]:
         # Parents too, because a container's own group is often mounted as the root.
         for folder in {Path(_CGROUP, root, parent) for parent in (group, *group.parents)}:
             try:
-                most_bytes, used_bytes = (
-                    int((folder / name).read_text("ascii")) for name in (limit, use)
-                )
+                limit_bytes = int((folder / limit).read_text("ascii"))
+                used_bytes = int((folder / use).read_text("ascii"))
                 stat = (folder / "memory.stat").read_text("ascii").splitlines()
             except (OSError, ValueError):  # no such group, or no limit ("max")
                 continue
-            yield (
-                most_bytes - used_bytes + int(dict(line.split() for line in stat).get(inactive, 0))
-            )
+            reclaimable = int(dict(line.split() for line in stat).get(inactive, 0))
+            free = min(free, limit_bytes - used_bytes + reclaimable)
+    return max(0, free)
 
 
 _REMEDY = (

@@ -214,7 +214,8 @@ def segment_blocks(
         scored, pauses: as in :func:`~torch_mapss.pipeline.frames.stored_blocks`.
     """
     config, grid = embedder.config, embedder.config.grid
-    ranges = [[0, clip.frames]]
+    frames = clip.audible.shape[-1]
+    ranges = [[0, frames]]
     if clip.excerpts is not None:
         ranges = clip.excerpts.tolist()
     longest = min(config.segment_frames, config.encodable_frames)
@@ -227,7 +228,7 @@ def segment_blocks(
     margin = -(-overhang // grid.hop)  # frames
     context = round(CONTEXT * grid.sample_rate / grid.hop)
     frames_at_once = _frames_at_once(clip, measures, embedder, is_local)
-    is_pause = torch.zeros(clip.frames, dtype=torch.bool, device="cpu")
+    is_pause = torch.zeros(frames, dtype=torch.bool, device="cpu")
     is_scored = is_pause.clone()
     is_pause[pauses[:, 1].cpu()] = True
     is_scored[scored[:, 1].cpu()] = True
@@ -242,7 +243,7 @@ def segment_blocks(
             surrounding = int(frame[0]) - margin, int(frame[-1]) + 1 + margin
             if not is_local:
                 surrounding = begin - context, end + context
-            encoded = range(max(0, surrounding[0]), min(clip.frames, surrounding[1]))
+            encoded = range(max(0, surrounding[0]), min(frames, surrounding[1]))
             yield SegmentBlock(clip, estimates, measures, embedder, frame, is_pause[frame], encoded)
             embedder.check()
         if on_segment is not None:
@@ -304,7 +305,7 @@ class SegmentBlock(Block):
         # Number of samples that are encoded.
         self._length = last_sample - first_sample + grid.receptive_field
         # Samples after the last frame are for encoders whose window exceeds the receptive field.
-        stop = samples if encoded.stop == clip.frames else first_sample + self._length
+        stop = samples if encoded.stop == clip.audible.shape[-1] else first_sample + self._length
         self._samples = slice(first_sample, stop)
         self._frames = self.frame - encoded.start  # among the encoded frames
         self._outputs: list[dict[str, Tensor]] = []  # (S', n, M) by measure, for each call
