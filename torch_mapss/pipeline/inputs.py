@@ -100,7 +100,7 @@ def as_batch(x: object, name: str) -> Tensor:
             f"{name} must be a tensor of shape {accepted}, got {type(x).__name__}. Convert it "
             "with torch.as_tensor, or use torch_mapss.evaluate for arrays and files."
         )
-    checks.check_floating(x, name)
+    waves = x if x.ndim == 0 else audio.as_waveform(x, name)  # a single number is refused below
     hint = None if x.ndim in (2, 3) else "."
     if x.ndim == 4:
         hint = f". Channels are not sources: mix them down first, e.g. {name}.mean(channel_axis)."
@@ -111,7 +111,6 @@ def as_batch(x: object, name: str) -> Tensor:
         hint = f", which looks like {axes}. Transpose it: {name}.mT."
     if hint is not None:
         raise ValueError(f"{name} must have shape {accepted}, got {tuple(x.shape)}{hint}")
-    waves = audio.as_waveform(x, name)
     if name == "references" and waves.shape[-2] < 2:
         raise ValueError(
             f"at least two references are needed, got {waves.shape[-2]}: axis {x.ndim - 2} "
