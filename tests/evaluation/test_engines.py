@@ -223,6 +223,23 @@ def test_an_engine_that_dies_loses_nothing_that_arrived(tiny, expected, tmp_path
     assert contents(tmp_path) == expected
 
 
+def test_an_engine_that_cannot_take_work_is_told_like_one_that_stops(tiny, tmp_path):
+    """Executors submit everything when their map is called."""
+    with ThreadPoolExecutor(1) as pool:
+        pass
+    message = r"the engine stopped after 0 of 12 pairs .*cannot schedule new futures"
+    with pytest.raises(RuntimeError, match=message):
+        evaluate_set(tiny, out=tmp_path, map=pool.map, **QUICK)
+
+
+def test_none_is_no_result(tiny, tmp_path):
+    def without_results(function: Any, items: Any) -> list[None]:
+        return [None for _ in items]
+
+    with pytest.raises(TypeError, match=r"map must return what the function returned.*'NoneType'"):
+        evaluate_set(tiny, out=tmp_path, map=without_results, **QUICK)
+
+
 def test_score_mixture_gives_the_rows_of_the_table(tiny, tmp_path, monkeypatch):
     """Plain numbers and words, from an entry with paths relative to the working folder."""
     monkeypatch.chdir(tiny.parent)

@@ -25,7 +25,7 @@ from separations import (
 
 from torch_mapss import evaluate_set
 from torch_mapss.audio import resample
-from torch_mapss.evaluation import cli
+from torch_mapss.evaluation import cli, score
 from torch_mapss.evaluation import run as runs
 from torch_mapss.evaluation.records import rows_of
 from torch_mapss.evaluation.results import load_results
@@ -80,7 +80,7 @@ def test_shards_are_counted_from_one():
     shards = [parse_shard(f"{number}/3").of(items) for number in (1, 2, 3)]
     assert shards == [[0, 3, 6], [1, 4], [2, 5]]
     for text in ("5/4", "0/4", "-1/4", "1/0", "0/0", "1", "a/b", "1/2/3", ""):
-        with pytest.raises(ValueError, match="--shard must be I/N"):
+        with pytest.raises(ValueError, match=r"^shard must be I/N"):
             parse_shard(text)
 
 
@@ -188,6 +188,16 @@ def test_a_long_set_whose_first_mixture_cannot_be_loaded_is_scored(broken, tmp_p
     assert "2 mixtures, 2 sources, 1 systems, 2 min of audio" in capsys.readouterr().err
 
 
+def test_the_estimated_time_is_of_all_pending_systems(tmp_path, capsys):
+    """On a resume, the first mixture may lack fewer systems than the others."""
+    path, out = write_manifest(tmp_path / "set", 2, ("one", "two"), 70.0), tmp_path / "out"
+    entries = json.loads(path.read_text())
+    del entries[0]["systems"]["two"]
+    path = save_manifest(tmp_path / "set", entries)
+    score_set(path, out, measures="bleed", quiet=False)
+    assert "2 mixtures, 2 sources, 2 systems, 2 min of audio" in capsys.readouterr().err
+
+
 def test_a_last_call_joins_shards(tmp_path, capsys):
     path, out = write_manifest(tmp_path / "set", 3, ("one",)), tmp_path / "out"
     broken = tmp_path / "set" / "m1" / "one" / "a.wav"
@@ -242,18 +252,49 @@ def test_a_second_manifest_adds_to_a_folder(tmp_path, capsys):
 
 
 def test_an_interruption_says_how_to_go_on(tmp_path, monkeypatch, capsys):
-    path, score = write_manifest(tmp_path / "set", 3, ("one",)), runs.score_loaded
+    path, score_loaded = write_manifest(tmp_path / "set", 3, ("one",)), runs.score_loaded
 
     def interrupted(scorer: Any, loaded: Any, *arguments: Any) -> Any:
         if loaded.mixture.name == "m1":
             raise KeyboardInterrupt
-        return score(scorer, loaded, *arguments)
+        return score_loaded(scorer, loaded, *arguments)
 
     monkeypatch.setattr(runs, "score_loaded", interrupted)
     assert cli.main(["evaluate", str(path), "--out", str(tmp_path / "o"), *QUICK]) == 130
     told = capsys.readouterr().err
     assert "interrupted after 1 of 3 pairs of mixture and system" in told
     assert "the same command goes on from there" in told
+    # Records of changed files are scored again, so they are not among the saved pairs.
+    write(tmp_path / "set/m0/one/a.wav", leaky(sources(2, 0.3), 0.9)[0])
+
+    def interrupted_at_once(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "score_loaded", interrupted_at_once)
+    assert cli.main(["evaluate", str(path), "--out", str(tmp_path / "o"), *QUICK]) == 130
+    assert "interrupted after 0 of 3 pairs of mixture and system" in capsys.readouterr().err
+
+
+def test_an_encoder_that_cannot_be_loaded_leaves_no_folder(tmp_path, monkeypatch):
+    def unloadable(*_: Any) -> Any:
+        raise OSError("no weights")
+
+    path = write_manifest(tmp_path / "set", 1, ("one",))
+    monkeypatch.setattr(score, "settings_of", unloadable)
+    with pytest.raises(OSError, match="no weights"):
+        score_set(path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_shard_tells_what_it_scores_again_itself(tmp_path, capsys):
+    path, out = write_manifest(tmp_path / "set", 4, ("one",), 0.2), tmp_path / "out"
+    score_set(path, out, measures="bleed")
+    for k in (1, 2, 3):
+        write(tmp_path / "set" / f"m{k}/one/a.wav", leaky(sources(2, 0.2, seed=k), 0.9)[0])
+    score_set(path, out, measures="bleed", shard=Shard(1, 2), quiet=False)
+    told = capsys.readouterr().err
+    assert "1 of 2 pairs of mixture and system are done already" in told
+    assert "1 pairs are scored again" in told
 
 
 def test_findings_of_a_set_are_told_once_and_counted(tmp_path):

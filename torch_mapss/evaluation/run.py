@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -141,18 +140,20 @@ def score_mixtures(
     scorer = Scorer.of(job.settings, job.device, job.mapss) if in_process else _describing(job)
     options = None if job.mapss is not None else scoring.storable(job.settings)
     rate = scorer.mapss.grid.sample_rate
-    folder = io.make_folder(out)  # wrong settings leave none behind
-    results_folder.claim(folder, scorer.description, rate, options)
+    description = scorer.description  # loads an encoder, to hash its weights
+    folder = io.make_folder(out)  # created only now, so that invalid settings leave none behind
+    results_folder.claim(folder, description, rate, options)
     stored, remark = results_folder.add_mixtures(folder, mixtures)
     states = [results_folder.pending_systems(folder, mixture) for mixture in mixtures]
     pending = []
     for mixture, (_, reasons) in shard.of([*zip(mixtures, states)]):
         if reasons:
             pending.append(mixture.only([*reasons]))
+    finished = sum(len(records) for records, _ in shard.of(states))
     if not quiet:
-        _tell_start(shard, states, remark)
+        _tell_progress_so_far(shard, finished, shard.of(states), remark)
     orders = {name: [*mixture.systems] for name, mixture in stored.items()}
-    work = _PendingWork(folder, scorer, pending, orders)
+    work = _PendingWork(folder, scorer, pending, orders, finished)
     if in_process and pending and not quiet:
         console.complain(f"computing on {device_name(scorer.device)}")
     try:
@@ -161,13 +162,21 @@ def score_mixtures(
             if in_process and pending and not quiet:
                 work.tell_time()
             function: Any = job._replace(settings=scoring.with_absolute_folders(job.settings))
-            arriving = work.in_process() if in_process else iter(map(function, pending))
+            arriving = work.in_process() if in_process else _by_engine(map, function, pending)
             work.receive(arriving, engine=not in_process)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(work.stopped()) from None
     results = read_results(folder)
     write_tables(results)
     return results
+
+
+def _by_engine(map: Map, function: Any, pending: Sequence[Mixture]) -> Iterator[MixtureScores]:
+    """Results of an engine, whose map is called only when the first is asked for.
+
+    An executor submits everything in that call, which fails if it is broken or shut down.
+    """
+    yield from map(function, pending)
 
 
 def _describing(job: MixtureJob) -> Scorer:
@@ -179,10 +188,16 @@ def _describing(job: MixtureJob) -> Scorer:
     return Scorer.of(settings, None if job.mapss is not None else "cpu", job.mapss)
 
 
-def _tell_start(
-    shard: Shard, states: Sequence[tuple[Mapping[str, Record], Mapping[str, str]]], remark: str
+def _tell_progress_so_far(
+    shard: Shard,
+    finished: int,
+    states: Sequence[tuple[Mapping[str, Record], Mapping[str, str]]],
+    remark: str,
 ) -> None:
-    """Report what is scored here, what is done already, and what is scored again and why."""
+    """Report what is scored here, what is done already, and what is scored again and why.
+
+    ``finished`` pairs and ``states`` are those of the shard.
+    """
     if shard.total > 1:
         console.complain(
             f"shard {shard.number} of {shard.total}: mixtures {shard.number}, "
@@ -191,7 +206,6 @@ def _tell_start(
         )
     if remark:
         console.complain(remark)
-    finished = sum(len(records) for records, _ in states)
     reasons = Counter(reason for _, by_system in states for reason in by_system.values())
     if finished:
         pairs = finished + reasons.total()
@@ -217,11 +231,14 @@ class _PendingWork:
         scorer: Scorer,
         pending: Sequence[Mixture],
         orders: Mapping[str, Sequence[str]],
+        finished: int,
     ) -> None:
         self.folder, self.scorer, self.pending, self.orders = folder, scorer, pending, orders
         self.seconds = {mixture.name: _seconds(mixture) for mixture in pending}  # of audio
         scored = scorer.settings.scored
         self.lengths = {name: scored(seconds) for name, seconds in self.seconds.items()}
+        self.saved_pairs = finished  # of mixture and system, which need not be scored again
+        self.all_pairs = finished + sum(len(mixture.systems) for mixture in pending)
         self.done = 0  # mixtures
         self.scored_seconds = 0.0  # of audio
         self.bar: Any = None
@@ -236,14 +253,14 @@ class _PendingWork:
         """
         while True:
             try:
-                scores = next(arriving, None)
+                scores = next(arriving)
+            except StopIteration:
+                break
             except Exception as error:
                 if not engine:
                     raise
                 text = " ".join(str(error).split()) or type(error).__name__
                 raise RuntimeError(f"the engine stopped {self.stopped()} ({text}).") from error
-            if scores is None:
-                break
             if not isinstance(scores, MixtureScores):
                 raise TypeError(
                     "map must return what the function returned for each mixture, got "
@@ -263,6 +280,7 @@ class _PendingWork:
         order = self.orders[mixture.name]
         try:
             results_folder.write_scores(self.folder, scores, order)
+            self.saved_pairs += len(scores.frames)  # those that failed have none
         except io.WriteError as error:
             if error.errno in _OF_THE_RUN:
                 raise
@@ -297,13 +315,9 @@ class _PendingWork:
 
     def stopped(self) -> str:
         """Text that says where the run stopped, and how to continue."""
-        pairs = sum(map(len, self.orders.values()))
-        count = 0
-        for name in self.orders:
-            with suppress(ValueError):
-                count += len(results_folder.read_records(self.folder, name))
         return (
-            f"after {count} of {pairs} pairs of mixture and system, which are saved in "
+            f"after {self.saved_pairs} of {self.all_pairs} pairs of mixture and system, which are "
+            "saved in "
             f"{io.shown(self.folder)!r}: the same command goes on from there"
         )
 
@@ -312,10 +326,13 @@ class _PendingWork:
         total = sum(self.lengths.values())
         if total < _LONG_S:
             return
-        mixture, settings = self.pending[0], self.scorer.settings
+        mixture = max(self.pending, key=lambda mixture: len(mixture.systems))
+        settings = self.scorer.settings
+        sources = max(len(mixture.references) for mixture in self.pending)
+        systems = {name for mixture in self.pending for name in mixture.systems}
         text = (
-            f"{len(self.pending)} mixtures, {len(mixture.references)} sources, "
-            f"{len(mixture.systems)} systems, {console.duration(sum(self.seconds.values()))} of "
+            f"{len(self.pending)} mixtures, {sources} sources, "
+            f"{len(systems)} systems, {console.duration(sum(self.seconds.values()))} of "
             "audio"
         )
         loaded = load_mixture(self.scorer, mixture)

@@ -40,7 +40,7 @@ def parse_shard(text: str) -> Shard:
         if 1 <= number <= count:
             return Shard(number, count)
     raise ValueError(
-        f"--shard must be I/N with whole numbers, 1 <= I <= N, got {text!r}: e.g. 1/4, 2/4, 3/4 "
+        f"shard must be I/N with whole numbers, 1 <= I <= N, got {text!r}: e.g. 1/4, 2/4, 3/4 "
         "and 4/4 for four jobs that share the manifest."
     )
 
