@@ -131,6 +131,24 @@ def test_shards_make_the_tables_of_one_run(manifest, results, tmp_path, capsys):
         assert (tmp_path / name).read_bytes() == Path(results.folder, name).read_bytes()
 
 
+def test_scores_of_changed_files_are_in_no_table(tmp_path):
+    """One shard is run again after the audio of all has changed."""
+    path, out = write_manifest(tmp_path / "set", 2, ("one",), 0.2), tmp_path / "out"
+    score_set(path, out, measures="bleed")
+    before = (out / "scores.csv").read_bytes()
+    for k in (0, 1):
+        write(tmp_path / "set" / f"m{k}/one/a.wav", leaky(sources(2, 0.2, seed=k), 0.9)[0])
+    partial = score_set(path, out, measures="bleed", shard=Shard(1, 2))
+    assert partial.pending == (("m1", "one"),)
+    assert {row["mixture_id"] for row in rows_of(partial.scores)} == {"m0"}
+    assert (out / "scores.csv").read_bytes() == before
+    complete = score_set(path, out, measures="bleed", shard=Shard(2, 2))
+    assert complete.pending == ()
+    once = score_set(path, tmp_path / "once", measures="bleed")
+    pd.testing.assert_frame_equal(complete.scores, once.scores)
+    assert (out / "scores.csv").read_bytes() == (tmp_path / "once/scores.csv").read_bytes()
+
+
 def test_shards_read_copies_of_one_set(manifest, results, tmp_path, capsys):
     """As jobs do that copy their input to the disk of their own node; times of files differ."""
     for number in (1, 2):

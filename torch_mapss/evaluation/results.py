@@ -23,7 +23,7 @@ On disk, UTF-8, ``null`` for undefined:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -242,9 +242,14 @@ def load_results(
 
 
 def read_results(
-    folder: str | os.PathLike[str], root: str | os.PathLike[str] | None = None
+    folder: str | os.PathLike[str],
+    root: str | os.PathLike[str] | None = None,
+    outdated: Collection[tuple[str, str]] = (),
 ) -> Results:
-    """Like :func:`load_results`, but also for a folder in which nothing is scored yet."""
+    """Like :func:`load_results`, but also for a folder in which nothing is scored yet.
+
+    ``outdated`` pairs of mixture and system count as not scored, though they have a record.
+    """
     folder = os.fspath(folder)
     needed = ("settings.json", "mixtures.json")
     missing = [file for file in needed if not os.path.isfile(os.path.join(folder, file))]
@@ -262,7 +267,7 @@ def read_results(
     for mixture in mixtures:
         by_system = _records(folder, mixture)
         for system in mixture.systems:
-            if system not in by_system:
+            if system not in by_system or (mixture.name, system) in outdated:
                 pending.append((mixture.name, system))
                 continue
             pairs.append(_placed(by_system[system], mixture, system))

@@ -166,9 +166,29 @@ def score_mixtures(
             work.receive(arriving, engine=not in_process)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(work.stopped()) from None
-    results = read_results(folder)
+    results = read_results(folder, outdated=_outdated(folder, shard, mixtures, states))
     write_tables(results)
     return results
+
+
+def _outdated(
+    folder: str,
+    shard: Shard,
+    mixtures: Sequence[Mixture],
+    states: Sequence[tuple[Mapping[str, Record], Mapping[str, str]]],
+) -> set[tuple[str, str]]:
+    """Pairs of the other shards whose stored scores are of other files than there are now.
+
+    Those shards may have scored them again since ``states`` were read at the beginning.
+    """
+    outdated = set()
+    scored_here = {mixture.name for mixture in shard.of(mixtures)}
+    for mixture, (_, reasons_before) in zip(mixtures, states):
+        if mixture.name not in scored_here and "changed" in reasons_before.values():
+            _, reasons = results_folder.pending_systems(folder, mixture)
+            changed = [system for system, reason in reasons.items() if reason == "changed"]
+            outdated |= {(mixture.name, system) for system in changed}
+    return outdated
 
 
 def _by_engine(map: Map, function: Any, pending: Sequence[Mixture]) -> Iterator[MixtureScores]:
