@@ -1,10 +1,10 @@
-"""torch_mapss: how much of other sources and how much distortion a separated source has.
+"""torch_mapss: how much leakage and distortion a separated source contains.
 
 Per frame, in [0, 1], higher is better: clearance and Perceptual Separation (PS) for leakage,
 fidelity and Perceptual Match (PM) for distortion; PS and PM are those of MAPSS (ICLR 2026).
 Batched, differentiable, with error bounds.
 
-The subpackages; imports go down only:
+The subpackages; each imports only from those above it:
 
 * :mod:`torch_mapss.core`: points -> scores
 * :mod:`torch_mapss.audio`: files, waveforms, loudness, frames, matching

@@ -23,7 +23,7 @@ from torch_mapss.bounds.settings import BoundSettings
 from torch_mapss.core.decomposition import decomposition_scores
 from torch_mapss.core.frame_batches import run
 from torch_mapss.core.points import Points
-from torch_mapss.core.settings import Settings
+from torch_mapss.core.settings import MapSettings
 
 SIZES = (10, 20, 35)
 DRAWS, BOUNDED = 40, 8  # draws, and the number of those whose half-widths are computed
@@ -54,8 +54,8 @@ def covered(points_of_outputs: Sequence[Points], size: int) -> dict[str, Coverag
     for points in points_of_outputs:
         generator = torch.Generator().manual_seed(toolkit.SEED)
         draws = [drawn(points, size, generator) for _ in range(DRAWS)]
-        scores = [run(draw, Settings(), bounded) for draw in draws[:BOUNDED]]
-        scores += [run(draw, Settings(), decomposition_scores) for draw in draws[BOUNDED:]]
+        scores = [run(draw, MapSettings(), bounded) for draw in draws[:BOUNDED]]
+        scores += [run(draw, MapSettings(), decomposition_scores) for draw in draws[BOUNDED:]]
         defined = torch.stack([of_draw["fidelity_defined"] for of_draw in scores]).all(0)
         for kind in KINDS:
             values = torch.stack([of_draw[kind] for of_draw in scores])[:, defined]

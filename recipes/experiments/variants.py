@@ -24,7 +24,7 @@ from torch_mapss.core.decomposition import (
 )
 from torch_mapss.core.frame_batches import run
 from torch_mapss.core.points import Points
-from torch_mapss.core.settings import Settings
+from torch_mapss.core.settings import MapSettings
 
 SIZES = (0, 5, 10, 20, 35, 70)  # distortions of a source
 TIMES = (2, 4)
@@ -118,7 +118,7 @@ def _subset(points: Points, reference: Prepared, size: int) -> Points:
 
 
 def _scores(points: Points, time: int) -> tuple[float, float]:
-    scores = run(points, Settings(time=time), decomposition_scores)
+    scores = run(points, MapSettings(time=time), decomposition_scores)
     return pooled(scores["clearance"], scores["fidelity"], scores["distortion_ratio_defined"])
 
 

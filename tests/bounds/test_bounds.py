@@ -34,7 +34,7 @@ from torch_mapss.core.mahalanobis import ridge_factor
 from torch_mapss.core.match import gamma_parameters, moments
 from torch_mapss.core.points import Points, presence, split_points
 from torch_mapss.core.separation import cluster_statistics
-from torch_mapss.core.settings import Settings
+from torch_mapss.core.settings import MapSettings
 
 CONVENTIONS = ("paper", "reference", "derived")
 GOLDEN = golden(64)
@@ -54,7 +54,7 @@ def _points(points: Sequence[Tensor]) -> Points:
 
 
 def _maps(points: Sequence[Tensor], energy: float = 0.99):
-    return embed(_points(points), Settings(energy=energy), complete=True)
+    return embed(_points(points), MapSettings(energy=energy), complete=True)
 
 
 @pytest.mark.parametrize("case", released.CASES)
@@ -172,9 +172,9 @@ def test_schur_identity(energy: float) -> None:
 def _full_scores(points: Sequence[Tensor], energy: float) -> tuple[Tensor, ...]:
     """PS and PM over all coordinates (j* as it is), and over the retained ones."""
     record, maps = _points(points), _maps(points, energy)
-    distance, discarded, _ = separation.separation_sides(maps, record, Settings())
+    distance, discarded, _ = separation.separation_sides(maps, record, MapSettings())
     a, b = (distance.square() + discarded).sqrt().unbind(-1)
-    fit = match.match_fit(maps, record, Settings())
+    fit = match.match_fit(maps, record, MapSettings())
     mean, variance = moments(fit.g + fit.gaps, fit.present, fit.members)
     k, theta = gamma_parameters(mean, variance)
     return b / (a + b), gammaincc(k, (fit.a + fit.gap_a) / theta)
@@ -310,7 +310,7 @@ def test_bootstrap_against_copies_of_the_points(measure: str) -> None:
     present = torch.ones(2, 3, 9, dtype=torch.bool)
     counts = bootstrap.resampled_counts(present, 6, seed=5)
     boot = {"ps": bootstrap.bootstrap_separation, "pm": bootstrap.bootstrap_match}
-    score, draws = boot[measure](maps, record, Settings(), 6, 5)
+    score, draws = boot[measure](maps, record, MapSettings(), 6, 5)
     direct = {"ps": F.perceptual_separation, "pm": F.perceptual_match}[measure](*points)
     torch.testing.assert_close(score, direct, rtol=1e-9, atol=1e-12)
     psi = maps.coordinates.numpy()

@@ -16,7 +16,7 @@ from torch_mapss.bounds import diagnostics
 from torch_mapss.bounds.bootstrap import bootstrap_separation
 from torch_mapss.core.diffusion_map import embed
 from torch_mapss.core.points import Points
-from torch_mapss.core.settings import Settings
+from torch_mapss.core.settings import MapSettings
 
 
 def test_gamma_test_is_scipys_kolmogorov_smirnov() -> None:
@@ -102,8 +102,8 @@ def test_source_correlation_is_numpys_of_the_centred_errors() -> None:
     points = clouds(3, sources=3, seed=6)
     mean, matrix = diagnostics.source_correlation(*points, draws=40)
     record = Points(*points, (0, 1, 2))
-    maps = embed(record, Settings())
-    _, draws = bootstrap_separation(maps, record, Settings(), 40, 0)  # (draws, F, S')
+    maps = embed(record, MapSettings())
+    _, draws = bootstrap_separation(maps, record, MapSettings(), 40, 0)  # (draws, F, S')
     errors = (draws - draws.mean(0)).permute(2, 1, 0).reshape(3, -1)
     expected = torch.from_numpy(np.corrcoef(errors.numpy()))
     torch.testing.assert_close(matrix, expected, rtol=1e-6, atol=1e-6)

@@ -21,7 +21,7 @@ from torch_mapss.core.decomposition import (
 )
 from torch_mapss.core.frame_batches import run
 from torch_mapss.core.points import Points
-from torch_mapss.core.settings import Settings
+from torch_mapss.core.settings import MapSettings
 
 MEASURES = {"clearance": F.clearance, "fidelity": F.fidelity}
 each_measure = pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
@@ -45,7 +45,7 @@ def scene(*lead: int, sources: int = 2, distortions: int = 7, features: int = 6,
 def scored(outputs, references, distortions, *, active=None, mask=None, others=None, **settings):
     attributed = tuple(range(outputs.shape[1]))
     points = Points(outputs, references, distortions, attributed, active, mask, others)
-    return run(points, Settings(**settings), decomposition_scores)
+    return run(points, MapSettings(**settings), decomposition_scores)
 
 
 @pytest.mark.parametrize("time", [1, 4])
@@ -198,7 +198,7 @@ def test_graphs_without_a_foreign_point_are_left_out_where_values_may_be_read(so
     for may_sync in (True, False):
         leaf = y.clone().requires_grad_()
         points = Points(leaf, r, d, tuple(range(sources)), active, others=others)
-        scores, _ = decomposition_scores(points, Settings(), may_sync)
+        scores, _ = decomposition_scores(points, MapSettings(), may_sync)
         (scores["clearance"].sum() + scores["distortion_ratio"].sum()).backward()
         scores_by_reading.append(scores)
         gradients.append(leaf.grad)
@@ -211,7 +211,7 @@ def test_graphs_without_a_foreign_point_are_left_out_where_values_may_be_read(so
     broken = y.clone()
     broken[1, 0] = torch.nan  # an output that has no score there
     points = Points(broken, r, d, tuple(range(sources)), active, others=others)
-    assert decomposition_scores(points, Settings(), True)[0]["clearance"].isfinite().all()
+    assert decomposition_scores(points, MapSettings(), True)[0]["clearance"].isfinite().all()
 
 
 def test_the_sum_enters_only_where_two_others_are_active():
@@ -245,12 +245,12 @@ def test_without_values_being_read():
     """As on an accelerator: broken frames are asked for again, and nothing is read off it."""
     y, r, d, others = scene(2, sources=3)
     points = Points(y, r, d, (0, 1, 2), None, None, others)
-    expected, _ = decomposition_scores(points, Settings(), True)
-    scores, broken = decomposition_scores(points, Settings(), False)
+    expected, _ = decomposition_scores(points, MapSettings(), True)
+    scores, broken = decomposition_scores(points, MapSettings(), False)
     assert not bool(broken)
     assert all(torch.equal(scores[name], expected[name]) for name in scores)
     y[1, 2] = torch.nan
-    scores, broken = decomposition_scores(points, Settings(), False)
+    scores, broken = decomposition_scores(points, MapSettings(), False)
     assert bool(broken)
     assert torch.isfinite(scores["clearance"]).all()
     y, r, d, others = (x.float().requires_grad_() for x in scene(4, sources=3))
@@ -258,7 +258,7 @@ def test_without_values_being_read():
     mask = torch.rand(4, 3, 7) > 0.2
     with counted(far=True) as waits:
         masked_points = Points(y, r, d, (0, 1, 2), active, mask, others)
-        scores, _ = decomposition_scores(masked_points, Settings(time=2), False)
+        scores, _ = decomposition_scores(masked_points, MapSettings(time=2), False)
         (scores["clearance"] + scores["distortion_ratio"]).sum().backward()
     assert not waits.reads, waits.lines
     assert not waits.uploads

@@ -17,7 +17,7 @@ from torch_mapss import functional as F
 from torch_mapss.bounds import diagnostics, utterance
 from torch_mapss.core import frame_batches
 from torch_mapss.core.points import Points
-from torch_mapss.core.settings import Settings
+from torch_mapss.core.settings import MapSettings
 
 FRAMES, SOURCES, DISTORTIONS, FEATURES = 5, 3, 6, 4
 SCORES: dict[str, Callable[..., Any]] = {
@@ -77,7 +77,7 @@ def test_recomputed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
         arguments = cloud()
         batches = frame_batches.start(
             Points(*arguments, tuple(range(SOURCES))),
-            Settings(),
+            MapSettings(),
             lambda *_: ({}, torch.tensor(False)),
         )
         assert len(batches) == 3  # of two frames

@@ -9,7 +9,7 @@ import torch
 
 from torch_mapss import functional as F
 from torch_mapss.core.kernel import gaussian_kernel, middle_of_pairs
-from torch_mapss.core.settings import Settings
+from torch_mapss.core.settings import MapSettings
 from torch_mapss.core.spectrum import retained_dimension
 
 
@@ -78,7 +78,7 @@ def test_a_disconnected_graph_keeps_one_non_trivial_coordinate_at_one():
 
 
 def dimension(eigenvalues, count, **settings):
-    return int(retained_dimension(eigenvalues, count, Settings(**settings)))
+    return int(retained_dimension(eigenvalues, count, MapSettings(**settings)))
 
 
 def test_a_group_tied_at_the_cut_is_retained_entire():

@@ -153,3 +153,12 @@ def test_power_is_averaged_before_its_level():
     assert pool_power_db(levels, active).tolist() == pytest.approx(expected)
     assert pool_power_db(levels, ~active | active)[0].isnan()
     assert pool_power_db(torch.full((3,), -math.inf)).item() == -math.inf
+
+
+def test_no_frames_at_all_give_nan():
+    frames = torch.zeros(2, 0)
+    pools = (F.pool_match, F.pool_separation, pool_log_match_compressed, pool_power_db)
+    for pool in pools:
+        pooled = pool(frames)
+        assert pooled.shape == (2,)
+        assert pooled.isnan().all()

@@ -73,8 +73,8 @@ def test_a_member_is_distorted_once_and_encoded_once_for_an_encoder():
         counts[name] = encoder.waveforms
     assert counts["both"] == counts["ps"]
     mapss = MAPSS("mel")
-    ((bank, users),) = shared_banks(mapss.config, ("decomposition", "separation"))
-    members = [bank.members[member_index] for member_index in users["decomposition"]]
+    ((bank, members_by_measure),) = shared_banks(mapss.config, ("decomposition", "separation"))
+    members = [bank.members[member_index] for member_index in members_by_measure["decomposition"]]
     assert tuple(members) == mapss.decomposition_bank.members
     assert len(members) == 20
     assert len({member.family for member in members}) >= 10

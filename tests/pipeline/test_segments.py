@@ -437,3 +437,8 @@ def test_clips_longer_than_whispers_positions_are_scored_in_segments(tmp_path):
     assert scores.ps.shape == (1, 2, (67_200 - 400) // 320 + 1)
     assert scores.active.any(-1).all()
     assert 0.5 < float(scores.ps[scores.active].mean()) < 1.0
+
+
+def test_excerpts_of_references_that_are_no_tensor_are_refused():
+    with pytest.raises(TypeError, match="references must be"):
+        MAPSS("mel").prepare([[0.0] * 8000] * 2, excerpts=[(0, 8000)])

@@ -24,7 +24,7 @@ from torch_mapss.core.mahalanobis import RIDGE, ridge_factor, rounding_floor, sq
 from torch_mapss.core.match import attributed_deviations, gamma_parameters, is_collapsed, moments
 from torch_mapss.core.points import Points, presence, split_points
 from torch_mapss.core.separation import cluster_statistics, own_and_nearest, ratio
-from torch_mapss.core.settings import Settings
+from torch_mapss.core.settings import MapSettings
 
 # Working memory of one block of draws.
 DRAW_BYTES = 96 * 2**20
@@ -90,7 +90,7 @@ def _weighted_scatter(weights: Tensor, deviations: Tensor) -> Tensor:
 
 
 def bootstrap_separation(
-    maps: FrameMaps, points: Points, settings: Settings, draws: int, seed: int
+    maps: FrameMaps, points: Points, settings: MapSettings, draws: int, seed: int
 ) -> tuple[Tensor, Tensor]:
     """PS (F, S') of the original clusters, and of every draw (R, F, S')."""
     outputs, clusters = split_points(maps.coordinates, points)
@@ -129,7 +129,7 @@ def _resampled_distances(
 
 
 def bootstrap_match(
-    maps: FrameMaps, points: Points, settings: Settings, draws: int, seed: int
+    maps: FrameMaps, points: Points, settings: MapSettings, draws: int, seed: int
 ) -> tuple[Tensor, Tensor]:
     """PM (F, S') of the original clusters, and of every draw (R, F, S').
 

@@ -28,7 +28,7 @@ from torch_mapss.bounds.settings import BoundSettings
 from torch_mapss.core.decomposition import Graphs, checked_steps, decomposed, output_graphs, spread
 from torch_mapss.core.frame_batches import Scored, ScoreFunction
 from torch_mapss.core.points import Points
-from torch_mapss.core.settings import Settings
+from torch_mapss.core.settings import MapSettings
 
 BATCH_BYTES = 2**26  # working memory for all versions of a batch of graphs
 
@@ -54,7 +54,7 @@ def decomposition_errors(
     """
 
     @torch.no_grad()
-    def score(points: Points, settings: Settings, may_sync: bool) -> Scored:
+    def score(points: Points, settings: MapSettings, may_sync: bool) -> Scored:
         steps = checked_steps(settings.time, points.references.shape[1])
         graphs, needs_values = output_graphs(points, may_sync)
         complete = decomposed(graphs, graphs.present.unsqueeze(1), settings.alpha, steps)

@@ -19,11 +19,11 @@ from torch_mapss.bounds.bootstrap import bootstrap_match, bootstrap_separation
 from torch_mapss.bounds.effective import bartlett_sum
 from torch_mapss.bounds.match import MatchFit, match_fit
 from torch_mapss.core import checks, devices
-from torch_mapss.core.diffusion_map import FrameMaps, read_map
+from torch_mapss.core.diffusion_map import FrameMaps, score_function_from
 from torch_mapss.core.frame_batches import run
 from torch_mapss.core.gamma import gammaincc
 from torch_mapss.core.points import Points, checked_points, presence, scored_outputs, split_points
-from torch_mapss.core.settings import MapOptions, Settings, map_settings
+from torch_mapss.core.settings import MapOptions, MapSettings, map_settings
 
 
 class GammaTest(NamedTuple):
@@ -64,7 +64,7 @@ def gamma_fit_test(
     """
     settings = map_settings(**options)
     points = checked_points(outputs, references, distortions, attributed, active, mask, 2)
-    return GammaTest(**run(points, settings, read_map(_gamma_test, complete=True)))
+    return GammaTest(**run(points, settings, score_function_from(_gamma_test, complete=True)))
 
 
 @torch.no_grad()
@@ -90,11 +90,11 @@ def bank_correlation(
     settings = map_settings(**options)
     points = checked_points(outputs, references, distortions, attributed, active, mask, 1)
 
-    def lag_sum(maps: FrameMaps, points: Points, _: Settings) -> dict[str, Tensor]:
+    def lag_sum(maps: FrameMaps, points: Points, _: MapSettings) -> dict[str, Tensor]:
         clusters, present = split_points(maps.coordinates, points)[1], presence(points)[1]
         return {"total": bartlett_sum(clusters, present, maps.dimension)}
 
-    total = run(points, settings, read_map(lag_sum))["total"]
+    total = run(points, settings, score_function_from(lag_sum))["total"]
     return total, 1.0 / (1.0 + 2.0 * total).clamp(min=1.0)
 
 
@@ -144,13 +144,13 @@ def source_correlation(
         raise ValueError("a correlation between sources needs at least 2 outputs, got 1.")
     resample = bootstrap_separation if measure == "separation" else bootstrap_match
 
-    def resampled(maps: FrameMaps, points: Points, settings: Settings) -> dict[str, Tensor]:
+    def resampled(maps: FrameMaps, points: Points, settings: MapSettings) -> dict[str, Tensor]:
         _, scores = resample(maps, points, settings, draws, seed)
         errors = torch.where(scored_outputs(points), scores - scores.mean(0), 0.0)
         return {"errors": errors.movedim(0, -1)}
 
     # (frames, S', draws)
-    errors = run(points, settings, read_map(resampled))["errors"]
+    errors = run(points, settings, score_function_from(resampled))["errors"]
     errors = devices.wide(errors).reshape(-1, *errors.shape[-2:])
     covariance = torch.einsum("fir,fjr->ij", errors, errors)
     scale = covariance.diagonal().sqrt()
@@ -164,7 +164,7 @@ def source_correlation(
 # --------------------------------------------------------------------------------------------
 
 
-def _gamma_test(maps: FrameMaps, points: Points, settings: Settings) -> dict[str, Tensor]:
+def _gamma_test(maps: FrameMaps, points: Points, settings: MapSettings) -> dict[str, Tensor]:
     fit = match_fit(maps, points, settings)
     statistic = _kolmogorov_distance(fit)
     statistic = torch.where(scored_outputs(points) & ~fit.collapsed, statistic, 0.0)

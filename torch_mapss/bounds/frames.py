@@ -39,15 +39,15 @@ from torch_mapss.bounds.settings import (
     checked,
 )
 from torch_mapss.core import checks
-from torch_mapss.core.diffusion_map import DiffusionMap, FrameMaps, Read, read_map
+from torch_mapss.core.diffusion_map import DiffusionMap, FrameMaps, Read, score_function_from
 from torch_mapss.core.eager import eager
 from torch_mapss.core.frame_batches import Bounds, ScoreFunction, run
 from torch_mapss.core.match import of_match
 from torch_mapss.core.points import Points, checked_points
 from torch_mapss.core.separation import of_separation
-from torch_mapss.core.settings import MapOptions, Settings, map_settings
+from torch_mapss.core.settings import MapOptions, MapSettings, map_settings
 
-Widths = Callable[[FrameMaps, Points, Settings, BoundSettings], tuple[Tensor, Tensor]]
+Widths = Callable[[FrameMaps, Points, MapSettings, BoundSettings], tuple[Tensor, Tensor]]
 
 
 class DecompositionBounds(NamedTuple):
@@ -327,12 +327,12 @@ def truncation_bounds(
 def _errors(
     name: str, widths: Widths, scored: Read | None, options: BoundSettings
 ) -> ScoreFunction:
-    def read(maps: FrameMaps, points: Points, settings: Settings) -> dict[str, Tensor]:
+    def read(maps: FrameMaps, points: Points, settings: MapSettings) -> dict[str, Tensor]:
         radius, tail = widths(maps, points, settings, options)
         scores = {} if scored is None else scored(maps, points, settings)
         return {f"{name}_radius": radius, f"{name}_tail": tail, **scores}
 
-    return read_map(read, complete=True)
+    return score_function_from(read, complete=True)
 
 
 def separation_errors(options: BoundSettings, *, scores: bool = False) -> ScoreFunction:
@@ -357,7 +357,7 @@ def match_errors(options: BoundSettings, *, scores: bool = False) -> ScoreFuncti
 # --------------------------------------------------------------------------------------------
 
 
-def _settings(options: MapOptions) -> tuple[str, Settings]:
+def _settings(options: MapOptions) -> tuple[str, MapSettings]:
     """The convention of the bounds, and the settings of their maps."""
     convention = checks.check_choice(options.get("convention", "paper"), "convention", CONVENTIONS)
     printed = "paper" if convention == "derived" else convention

@@ -34,7 +34,7 @@ from torch_mapss.core.gamma import gammaincc
 from torch_mapss.core.mahalanobis import RIDGE, ridge_factor, rounding_floor
 from torch_mapss.core.match import attributed_deviations, gamma_parameters, is_collapsed, moments
 from torch_mapss.core.points import Points, scored_outputs
-from torch_mapss.core.settings import Settings
+from torch_mapss.core.settings import MapSettings
 
 # Guards of the released implementation: on a variance, on divisors, on an upper limit.
 _REFERENCE_VARIANCE, _REFERENCE_DIVISOR, _REFERENCE_LIMIT = 1e-12, 1e-9, 1e-12
@@ -65,7 +65,7 @@ _FLOORS = 1e-12, 1e-12, 0.0
 
 
 def match_widths(
-    maps: FrameMaps, points: Points, settings: Settings, options: BoundSettings
+    maps: FrameMaps, points: Points, settings: MapSettings, options: BoundSettings
 ) -> tuple[Tensor, Tensor]:
     """Radius and tail of PM (F, S') of a batch of frames."""
     fit = match_fit(maps, points, settings)
@@ -83,7 +83,7 @@ def match_widths(
     return torch.where(scored, radius, 0.0), torch.where(scored, tail, 0.0)
 
 
-def match_fit(maps: FrameMaps, points: Points, settings: Settings) -> MatchFit:
+def match_fit(maps: FrameMaps, points: Points, settings: MapSettings) -> MatchFit:
     """:class:`MatchFit` of every output of a batch of frames, from complete maps."""
     assert maps.all_coordinates is not None
     deviations, output, present, count = attributed_deviations(maps.all_coordinates, points)

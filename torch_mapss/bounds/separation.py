@@ -43,11 +43,11 @@ from torch_mapss.core.diffusion_map import FrameMaps
 from torch_mapss.core.mahalanobis import RIDGE, ridge_factor, rounding_floor
 from torch_mapss.core.points import Points, presence, scored_outputs, split_points
 from torch_mapss.core.separation import cluster_statistics, own_and_nearest
-from torch_mapss.core.settings import Settings
+from torch_mapss.core.settings import MapSettings
 
 
 def separation_widths(
-    maps: FrameMaps, points: Points, settings: Settings, options: BoundSettings
+    maps: FrameMaps, points: Points, settings: MapSettings, options: BoundSettings
 ) -> tuple[Tensor, Tensor]:
     """Radius and tail of PS (F, S') of a batch of frames."""
     distance, discarded, cluster = separation_sides(maps, points, settings)
@@ -74,7 +74,7 @@ def separation_widths(
 
 
 def separation_sides(
-    maps: FrameMaps, points: Points, settings: Settings
+    maps: FrameMaps, points: Points, settings: MapSettings
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Distances of every output to its own cluster and to the closest foreign one.
 
@@ -102,7 +102,7 @@ def separation_sides(
 
 
 def cluster_spread(
-    maps: FrameMaps, points: Points, settings: Settings, options: BoundSettings
+    maps: FrameMaps, points: Points, settings: MapSettings, options: BoundSettings
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Spread of every cluster (F, S), for the tail of PS, from the eigenvalues of Σ^(d).
 

@@ -39,7 +39,7 @@ from torch import Tensor
 from torch_mapss.core import devices
 from torch_mapss.core.kernel import gaussian_kernel
 from torch_mapss.core.points import Points, joined, presence, refuse_broken
-from torch_mapss.core.settings import Settings
+from torch_mapss.core.settings import MapSettings
 
 # Lengths in diffusion coordinates below this are rounding (they are about 1 between sources).
 SMALLEST_LENGTH = 1e-10
@@ -72,7 +72,7 @@ class Graphs(NamedTuple):
 
 
 def decomposition_scores(
-    points: Points, settings: Settings, may_sync: bool
+    points: Points, settings: MapSettings, may_sync: bool
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Results of :func:`decomposed` (F, S') by name; a score function of ``frame_batches``.
 

@@ -56,7 +56,7 @@ from torch_mapss.core.points import (
     point_validity,
     refuse_broken,
 )
-from torch_mapss.core.settings import Settings, checked
+from torch_mapss.core.settings import MapSettings, checked
 from torch_mapss.core.spectrum import Operator, RetainedEigenvectors
 
 
@@ -85,7 +85,7 @@ class FrameMaps(NamedTuple):
     all_coordinates: Tensor | None  # (F, N, N-1) λ^t u of all columns, detached; for error bounds
 
 
-Read = Callable[[FrameMaps, Points, Settings], dict[str, Tensor]]
+Read = Callable[[FrameMaps, Points, MapSettings], dict[str, Tensor]]
 
 
 # --------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ Read = Callable[[FrameMaps, Points, Settings], dict[str, Tensor]]
 
 
 def embed(
-    points: Points, settings: Settings, *, complete: bool = False, may_sync: bool = True
+    points: Points, settings: MapSettings, *, complete: bool = False, may_sync: bool = True
 ) -> FrameMaps:
     """Diffusion maps of a batch of frames; see :func:`diffusion_map`.
 
@@ -125,7 +125,7 @@ def _maps(
     x: Tensor,
     point_groups: Sequence[Tensor],
     valid: Tensor | None,
-    settings: Settings,
+    settings: MapSettings,
     may_sync: bool,
     columns: int | None,
     *,
@@ -141,8 +141,8 @@ def _maps(
         complete: also return all coordinates.
         invariant: see :class:`torch_mapss.core.spectrum.RetainedEigenvectors`.
     """
-    reference = settings.convention == "reference"
-    graph = gaussian_kernel(x, point_groups, valid, may_sync, reference)
+    as_released = settings.convention == "reference"
+    graph = gaussian_kernel(x, point_groups, valid, may_sync, as_released)
     kernel, squared, degenerate, imprecise = graph
     s, root = Operator.apply(kernel, valid, settings.alpha)
     if valid is None:
@@ -154,7 +154,7 @@ def _maps(
     )
     present = root > 0.0
     scale = present.to(root.dtype)
-    if not reference:
+    if not as_released:
         scale = torch.where(present, 1.0 / torch.where(present, root, 1.0), 0.0)
     no_map = degenerate[:, None, None]
     all_coordinates = None
@@ -175,7 +175,7 @@ def _maps(
     )
 
 
-def read_map(read: Read, *, complete: bool = False) -> ScoreFunction:
+def score_function_from(read: Read, *, complete: bool = False) -> ScoreFunction:
     """Make a score function (see :mod:`torch_mapss.core.frame_batches`) from ``read``.
 
     Args:
@@ -184,7 +184,7 @@ def read_map(read: Read, *, complete: bool = False) -> ScoreFunction:
         complete: as in :func:`embed`.
     """
 
-    def score(points: Points, settings: Settings, may_sync: bool = True) -> Scored:
+    def score(points: Points, settings: MapSettings, may_sync: bool = True) -> Scored:
         maps = embed(points, settings, complete=complete, may_sync=may_sync)
         return read(maps, points, settings), maps.needs_values
 
@@ -230,7 +230,7 @@ def diffusion_map(
         ValueError: shapes that do not fit, N < 2, non-finite present points, settings out of
             range.
     """
-    settings = checked(Settings(alpha, time, energy, convention, max_dimension, eigh))
+    settings = checked(MapSettings(alpha, time, energy, convention, max_dimension, eigh))
     checks.check_floating(points, "points")
     if points.ndim < 2 or points.shape[-2] < 2 or points.shape[-1] < 1:
         raise ValueError(

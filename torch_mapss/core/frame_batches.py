@@ -23,7 +23,7 @@ from torch import Tensor
 from torch_mapss.core import devices
 from torch_mapss.core.autograd import once
 from torch_mapss.core.points import NonFiniteError, Points
-from torch_mapss.core.settings import Settings
+from torch_mapss.core.settings import MapSettings
 
 # Working memory of one batch of frames, and how much a graph may hold before it is recomputed.
 BATCH_BYTES = 96 * 2**20
@@ -32,7 +32,7 @@ GRAPH_BYTES = 3 * 2**29
 ACCELERATOR_BATCHES = 8
 
 Scored = tuple[dict[str, Tensor], Tensor]
-ScoreFunction = Callable[[Points, Settings, bool], Scored]
+ScoreFunction = Callable[[Points, MapSettings, bool], Scored]
 
 
 class Bounds(NamedTuple):
@@ -52,7 +52,7 @@ class Batch(NamedTuple):
     """Consecutive frames that are scored together."""
 
     points: Points
-    settings: Settings
+    settings: MapSettings
     function: ScoreFunction
     begin: int  # index of the first frame
     recomputed: bool  # whether the backward pass scores them again
@@ -84,7 +84,7 @@ class Batch(NamedTuple):
 Started = list[tuple[Batch, Scored]]
 
 
-def run(points: Points, settings: Settings, function: ScoreFunction) -> dict[str, Tensor]:
+def run(points: Points, settings: MapSettings, function: ScoreFunction) -> dict[str, Tensor]:
     """Score all frames, in batches of bounded memory.
 
     Without gradients the memory of a batch is freed at once. With gradients, a call whose graph
@@ -111,7 +111,7 @@ def run(points: Points, settings: Settings, function: ScoreFunction) -> dict[str
 
 
 def start(
-    points: Points, settings: Settings, function: ScoreFunction, batch_bytes: int | None = None
+    points: Points, settings: MapSettings, function: ScoreFunction, batch_bytes: int | None = None
 ) -> Started:
     """Queue the work of :func:`run` without reading a value from an accelerator.
 

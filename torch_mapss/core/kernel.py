@@ -30,9 +30,11 @@ class GaussianKernel(torch.autograd.Function):
     one or two pairs that make up the median. dL/dx_i = 2 Σ_j (E_ij + E_ji)(x_i - x_j), which is one
     product with a graph Laplacian. ``x`` holds the points of all groups; each group that requires
     grad gets its rows of that product. ``point_groups`` lists the groups, then one empty clone of
-    each. The clones are saved in place of the groups, which would keep their memory alive, and
-    serve as anchors for ``once``: every gradient of a score leaves through here, and ``once``
-    refuses a second derivative.
+    each. We save the empty clones instead of the groups: saving the groups would keep them in
+    memory. ``once`` needs a tensor tied to each group's graph; the clone is that tensor. Every
+    gradient of a score leaves through here, and ``once`` refuses a second derivative.
+    ``average_middle`` says whether the median of an even number is the mean of its two middle
+    values, or the lower one.
     """
 
     @staticmethod
@@ -41,7 +43,7 @@ class GaussianKernel(torch.autograd.Function):
         x: Tensor,
         valid: Tensor | None,
         factor: float,
-        middle: bool,
+        average_middle: bool,
         may_sync: bool,
         *point_groups: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -50,7 +52,7 @@ class GaussianKernel(torch.autograd.Function):
         norms = gram.diagonal(dim1=-2, dim2=-1).clone()
         squared = gram.mul_(-2.0).add_(norms.unsqueeze(-1)).add_(norms.unsqueeze(-2))
         squared.clamp_(min=0.0).diagonal(dim1=-2, dim2=-1).zero_()
-        lower, upper = middle_of_pairs(squared, valid, middle)
+        lower, upper = middle_of_pairs(squared, valid, average_middle)
         imprecise = (lower + upper) / 2.0 < GRAM_RATIO * norms.amax(-1)
         if may_sync and bool(imprecise.any()):
             # Most points of these frames coincide. From differences they are at distance exactly 0.
@@ -58,7 +60,8 @@ class GaussianKernel(torch.autograd.Function):
             apart = torch.cdist(x[frames], x[frames], compute_mode="donot_use_mm_for_euclid_dist")
             squared[frames] = apart.square_()
             present = None if valid is None else valid[frames]
-            lower[frames], upper[frames] = middle_of_pairs(squared[frames], present, middle)
+            middle_values = middle_of_pairs(squared[frames], present, average_middle)
+            lower[frames], upper[frames] = middle_values
             imprecise = torch.zeros_like(imprecise)
         median = (lower + upper) / 2.0
         degenerate = median < SMALLEST_BANDWIDTH
@@ -85,8 +88,8 @@ class GaussianKernel(torch.autograd.Function):
             weighted.masked_fill_(degenerate[:, None, None], 0.0)
             bandwidth = (weighted * squared).flatten(1).sum(-1) / -scale
             rounding = 64.0 * torch.finfo(x.dtype).eps * squared.flatten(1).amax(-1)
-            for middle in (lower, upper):
-                tied = _tied(squared, valid, middle, rounding)
+            for middle_value in (lower, upper):
+                tied = _tied(squared, valid, middle_value, rounding)
                 share = bandwidth * (ctx.factor / 2.0) / tied.sum((-2, -1)).clamp(min=1)
                 weighted.add_(tied * share[:, None, None])
             first_row = 0
@@ -104,14 +107,15 @@ class GaussianKernel(torch.autograd.Function):
         return *[None] * 5, *guarded, *[None] * len(anchors)
 
 
-def _tied(squared: Tensor, valid: Tensor | None, middle: Tensor, rounding: Tensor) -> Tensor:
+def _tied(squared: Tensor, valid: Tensor | None, middle_value: Tensor, rounding: Tensor) -> Tensor:
     """(F, N, N) bool: pairs whose D² equals their frame's middle value (F,) up to rounding.
 
     An output equal to its reference makes every distance occur twice, two such outputs four times.
     The median of a group of ties moves with the mean of the group where it moves smoothly, so its
     slope falls on all of them alike.
     """
-    low, high = (middle - rounding)[:, None, None], (middle + rounding)[:, None, None]
+    low = (middle_value - rounding)[:, None, None]
+    high = (middle_value + rounding)[:, None, None]
     tied = (squared >= low).logical_and_(squared <= high)
     return tied if valid is None else tied & valid.unsqueeze(-1) & valid.unsqueeze(-2)
 
@@ -126,12 +130,14 @@ def _laplacian(weighted: Tensor, first_row: int, count: int) -> Tensor:
     return laplacian
 
 
-def middle_of_pairs(squared: Tensor, valid: Tensor | None, middle: bool) -> tuple[Tensor, Tensor]:
+def middle_of_pairs(
+    squared: Tensor, valid: Tensor | None, average_middle: bool
+) -> tuple[Tensor, Tensor]:
     """The two middle values (F,) of D² over the pairs i < j of each frame.
 
-    ``middle=False`` returns the lower value twice. Absent pairs are moved to -inf and +inf in such
-    numbers that the median of the present pairs keeps its rank, so that one partition serves frames
-    of any size.
+    ``average_middle=False`` returns the lower value twice. Absent pairs are moved to -inf and +inf
+    in such numbers that the median of the present pairs keeps its rank, so that one partition
+    serves frames of any size.
     """
     count = squared.shape[-1]
     rows, columns = torch.triu_indices(count, count, 1, device=squared.device)
@@ -155,7 +161,7 @@ def middle_of_pairs(squared: Tensor, valid: Tensor | None, middle: bool) -> tupl
     else:  # ten times faster than sorting
         ordered = torch.from_numpy(np.partition(values.numpy(), (rank - 1, next_rank), axis=-1))
     lower, following = ordered[..., rank - 1].clone(), ordered[..., next_rank].clone()
-    if not middle or odd is True:
+    if not average_middle or odd is True:
         return lower, lower
     if isinstance(odd, Tensor):  # without any pair both are infinite
         following = torch.where(odd | ~torch.isfinite(following), lower, following)
@@ -187,6 +193,6 @@ def gaussian_kernel(
         x.masked_fill_(absent, 0.0)
         x.sub_(x.sum(-2, keepdim=True) / valid.sum(-1).clamp(min=1)[:, None, None])
         x.masked_fill_(absent, 0.0)
-    factor, middle = 1.0 + reference, not reference
+    factor, average_middle = 1.0 + reference, not reference
     anchors = (group[:0].clone() for group in point_groups)
-    return GaussianKernel.apply(x, valid, factor, middle, may_sync, *point_groups, *anchors)
+    return GaussianKernel.apply(x, valid, factor, average_middle, may_sync, *point_groups, *anchors)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from torch_mapss.core.settings import PRECISIONS, Settings
+from torch_mapss.core.settings import PRECISIONS, MapSettings
 
 RIDGE = 1e-6  # ε of [eq:ps_distance]
 
@@ -66,7 +66,7 @@ def squared_mahalanobis(factor: Tensor, deviations: Tensor) -> Tensor:
     return whitened.square().sum(-2)
 
 
-def rounding_floor(coordinates: Tensor, settings: Settings) -> Tensor:
+def rounding_floor(coordinates: Tensor, settings: MapSettings) -> Tensor:
     """(F,) largest squared distance that rounding alone can put between two coincident points.
 
     Coordinates are Φ = SV up to the backward error of eigh, at most about N·eps of their size,

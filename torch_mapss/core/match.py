@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from torch_mapss.core import devices
-from torch_mapss.core.diffusion_map import FrameMaps, read_map
+from torch_mapss.core.diffusion_map import FrameMaps, score_function_from
 from torch_mapss.core.gamma import both_tails
 from torch_mapss.core.mahalanobis import RIDGE, ClusterDistances, rounding_floor
 from torch_mapss.core.points import Points, presence, scored_outputs, split_points
-from torch_mapss.core.settings import PRECISIONS, Settings
+from torch_mapss.core.settings import PRECISIONS, MapSettings
 
 LOG_ZERO = math.log(torch.finfo(torch.float64).tiny)  # in place of log 0, which is not finite
 
@@ -60,7 +60,7 @@ def moments(values: Tensor, weights: Tensor, count: Tensor) -> tuple[Tensor, Ten
     return mean, squares.sum(-1) / (count - 1).clamp(min=1)
 
 
-def is_collapsed(mean: Tensor, variance: Tensor, floor: Tensor, settings: Settings) -> Tensor:
+def is_collapsed(mean: Tensor, variance: Tensor, floor: Tensor, settings: MapSettings) -> Tensor:
     """Mask of clusters whose squared distances have a mean or variance of 0, up to rounding."""
     mean, variance = mean.detach(), variance.detach()
     smallest_mean = floor + RIDGE if settings.convention == "reference" else floor
@@ -68,7 +68,7 @@ def is_collapsed(mean: Tensor, variance: Tensor, floor: Tensor, settings: Settin
     return (mean <= smallest_mean) | (variance <= spread)
 
 
-def of_match(maps: FrameMaps, points: Points, settings: Settings) -> dict[str, Tensor]:
+def of_match(maps: FrameMaps, points: Points, settings: MapSettings) -> dict[str, Tensor]:
     """PM [eq:pm_gamma_mm_short], log PM and d (F, S') of one map; 0 where undefined.
 
     A cluster is collapsed where the mean or variance of its squared distances is 0 up to the
@@ -82,8 +82,8 @@ def of_match(maps: FrameMaps, points: Points, settings: Settings) -> dict[str, T
     floor = rounding_floor(maps.coordinates, settings).unsqueeze(-1)
     g, a = squared[..., :-1], squared[..., -1]
     a = torch.where(a <= floor, 0.0, a)
-    reference = settings.convention == "reference"
-    if reference:
+    as_released = settings.convention == "reference"
+    if as_released:
         g, a = g + RIDGE, a + RIDGE
     mean, variance = moments(g, present, count)
     scored, no_map = scored_outputs(points), maps.degenerate.unsqueeze(-1)
@@ -91,7 +91,7 @@ def of_match(maps: FrameMaps, points: Points, settings: Settings) -> dict[str, T
     mean, variance = torch.where(fitted, mean, 1.0), torch.where(fitted, variance, 1.0)
     k, theta = gamma_parameters(mean, variance)
     score, log_score = both_tails(k, torch.where(fitted, a / theta, 0.0))
-    if reference:
+    if as_released:
         score = torch.where(score < 1e-16, 0.0, score)  # as 1 - cdf, which rounds to 0 there
 
     outputs = len(points.attributed)
@@ -108,4 +108,4 @@ def of_match(maps: FrameMaps, points: Points, settings: Settings) -> dict[str, T
 
 
 #: The score function of PM.
-match_scores = read_map(of_match)
+match_scores = score_function_from(of_match)

@@ -240,6 +240,6 @@ def _check_distortions_left(
         frame, source = (int(index) for index in short.nonzero()[0])
         raise ValueError(
             f"mask leaves {int(left[frame, source])} distortions for active source {source} in "
-            f"{checks.describe_frame(frame, lead)}; at least {minimum} are needed. Unmask some, or "
-            "mark the source inactive there."
+            f"{checks.describe_frame(frame, lead)}; at least {minimum} are needed. Keep more of "
+            "them in the mask, or mark the source inactive there."
         )

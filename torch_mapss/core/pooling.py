@@ -136,6 +136,8 @@ def pool_power_db(frames: Tensor, active: Tensor | None = None) -> Tensor:
         TypeError, ValueError: as :func:`pool_match`.
     """
     frames, active = _frames_first(frames, active)
+    if frames.shape[-1] == 0:  # it has no largest value
+        return torch.full(frames.shape[:-1], torch.nan, dtype=frames.dtype, device=frames.device)
     bels = torch.where(active, frames, -torch.inf) / 10.0
     largest = bels.detach().amax(-1, keepdim=True).clamp(min=-1e3)  # no power overflows then
     power = masked_mean(torch.pow(10.0, bels - largest), active)

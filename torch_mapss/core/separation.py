@@ -7,10 +7,10 @@ from torch import Tensor
 
 from torch_mapss.core import devices
 from torch_mapss.core.autograd import safe_sqrt
-from torch_mapss.core.diffusion_map import FrameMaps, read_map
+from torch_mapss.core.diffusion_map import FrameMaps, score_function_from
 from torch_mapss.core.mahalanobis import RIDGE, ClusterDistances
 from torch_mapss.core.points import Points, presence, scored_outputs, split_points
-from torch_mapss.core.settings import Settings
+from torch_mapss.core.settings import MapSettings
 
 # --------------------------------------------------------------------------------------------
 # PS
@@ -52,7 +52,7 @@ def ratio(a: Tensor, b: Tensor, convention: str) -> Tensor:
     return torch.where(positive, b / torch.where(positive, a + b, 1.0), 0.5)
 
 
-def of_separation(maps: FrameMaps, points: Points, settings: Settings) -> dict[str, Tensor]:
+def of_separation(maps: FrameMaps, points: Points, settings: MapSettings) -> dict[str, Tensor]:
     """PS, A, B [eq:B] and d (F, S') of one map; 0 where undefined, PS ½ without a map."""
     outputs, clusters = split_points(maps.coordinates, points)
     active, present = presence(points)
@@ -78,4 +78,4 @@ def of_separation(maps: FrameMaps, points: Points, settings: Settings) -> dict[s
 
 
 #: The score function of PS.
-separation_scores = read_map(of_separation)
+separation_scores = score_function_from(of_separation)

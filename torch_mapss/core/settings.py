@@ -25,7 +25,7 @@ class MapOptions(TypedDict, total=False):
     eigh: str  # precision of the eigendecomposition alone, "float64" or "float32"
 
 
-class Settings(NamedTuple):
+class MapSettings(NamedTuple):
     """Settings of a diffusion map; :class:`MapOptions` explains the fields."""
 
     alpha: float = 1.0
@@ -36,17 +36,17 @@ class Settings(NamedTuple):
     eigh: str = "float64"
 
 
-def map_settings(**options: Unpack[MapOptions]) -> Settings:
+def map_settings(**options: Unpack[MapOptions]) -> MapSettings:
     """Checked settings of a diffusion map.
 
     Raises:
         TypeError: an option is unknown, or not a number.
         ValueError: an option is out of range.
     """
-    return checked(Settings(**options))
+    return checked(MapSettings(**options))
 
 
-def checked(settings: Settings) -> Settings:
+def checked(settings: MapSettings) -> MapSettings:
     """Check the settings and return them; TypeError or ValueError if one is out of range."""
     checks.check_choice(settings.convention, "convention", MAP_CONVENTIONS)
     checks.check_choice(settings.eigh, "eigh", tuple(PRECISIONS))

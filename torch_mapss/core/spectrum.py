@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from torch_mapss.core import linalg
-from torch_mapss.core.settings import PRECISIONS, Settings
+from torch_mapss.core.settings import PRECISIONS, MapSettings
 
 # Eigenvalues closer than this are one group at the cut. In float64 it is the smallest gap that
 # still separates the eigenspaces (error about 1e-15) to five digits; in float32 (error about 1e-7)
@@ -97,7 +97,12 @@ class RetainedEigenvectors(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, s: Tensor, count: Tensor, settings: Settings, width: int | None, invariant: bool
+        ctx: Any,
+        s: Tensor,
+        count: Tensor,
+        settings: MapSettings,
+        width: int | None,
+        invariant: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         values, vectors = (x.to(s.dtype) for x in linalg.eigh(s.to(PRECISIONS[settings.eigh])))
         # The N-1 largest, descending; set to 0 if negative (rounding) or beyond ``count``.
@@ -144,7 +149,7 @@ class RetainedEigenvectors(torch.autograd.Function):
         return half + half.mT, None, None, None, None
 
 
-def retained_dimension(eigenvalues: Tensor, count: Tensor, settings: Settings) -> Tensor:
+def retained_dimension(eigenvalues: Tensor, count: Tensor, settings: MapSettings) -> Tensor:
     """d: the fewest eigenvalues that reach the share ``energy`` of their sum.
 
     [eq:truncation_threshold_short] with the sum over the N-1 non-trivial ones. In the paper
@@ -182,7 +187,7 @@ def retained_dimension(eigenvalues: Tensor, count: Tensor, settings: Settings) -
 
 
 def _retained_coefficients(
-    a: Tensor, norms: Tensor | None, values: Tensor, inside: Tensor, settings: Settings
+    a: Tensor, norms: Tensor | None, values: Tensor, inside: Tensor, settings: MapSettings
 ) -> Tensor:
     """Block of C for retained pairs: a quarter of a pair's coefficient, half on the diagonal.
 
@@ -220,7 +225,7 @@ def _divided_powers(lam: Tensor, safe: Tensor, positive: Tensor, time: float) ->
 
 
 def _rotation_terms(
-    a: Tensor, norms: Tensor, lam: Tensor, safe: Tensor, settings: Settings
+    a: Tensor, norms: Tensor, lam: Tensor, safe: Tensor, settings: MapSettings
 ) -> Tensor:
     """¼ (λ_j/λ_i)^t E_ij/(λ_j - λ_i), E_ij = λ_i^t A_ij - λ_j^t A_ji, where E is not rounding.
 

@@ -194,7 +194,8 @@ class ReferenceBank:
                 keep their index, since their noise was drawn for it.
 
         Returns:
-            A bank of B' mixtures, with the scores that preparing their references would give.
+            A bank of B' mixtures, whose scores are the same as if their references had been
+            prepared directly.
 
         Raises:
             TypeError: the index does not hold whole numbers.

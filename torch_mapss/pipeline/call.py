@@ -83,9 +83,9 @@ def make_call(
         inputs.check_bank(config, references, measures, waves)
         sources, samples = references.sources, references.samples
     else:
-        truth = inputs.as_batch(references, "references")
-        checks.check_devices(estimates=waves, references=truth)
-        if estimates.ndim != references.ndim or len(waves) != len(truth):
+        reference_waves = inputs.as_batch(references, "references")
+        checks.check_devices(estimates=waves, references=reference_waves)
+        if estimates.ndim != references.ndim or len(waves) != len(reference_waves):
             raise ValueError(
                 "estimates (B, S', T) and references (B, S, T) must hold the same B mixtures, got "
                 f"{tuple(estimates.shape)} and {tuple(references.shape)}. Nothing is broadcast."
@@ -99,21 +99,25 @@ def make_call(
     source_of_estimate = checks.check_attributed(attributed, waves.shape[1], sources)
     if pit is not None:
         inputs.check_permutable(source_of_estimate, sources, pit)
-    true = inputs.true_lengths(config, lengths, len(waves), samples, references)
+    lengths_in_samples = inputs.true_lengths(config, lengths, len(waves), samples, references)
     # A bank was checked when it was prepared; of a long clip it may hold only excerpts.
-    longest = 0 if isinstance(references, ReferenceBank) else max(true)
+    longest = 0 if isinstance(references, ReferenceBank) else max(lengths_in_samples)
     config.check(measures, sources, longest)
-    waves, valid = inputs.valid_waveforms(waves, "estimates", true, config.check_finite)
+    waves, valid = inputs.valid_waveforms(
+        waves, "estimates", lengths_in_samples, config.check_finite
+    )
     if waves.requires_grad and torch.is_grad_enabled():
-        inputs.check_gradient(config, true)
+        inputs.check_gradient(config, lengths_in_samples)
     # All cheap checks are done; distorting and encoding take long. ``prepare`` is public and checks
     # its references again.
-    bank, offset = references, 0
-    if not isinstance(bank, ReferenceBank):
+    if isinstance(references, ReferenceBank):
+        bank, offset = references, 0
+    else:
         hop = config.grid.hop * config.sample_rate / config.grid.sample_rate
-        offset = min(int(grid_shift * hop), min(true) - inputs.samples_of_a_frame(config))
-        cut = bank[..., :samples]
-        bank = prepare(config, cut, true, measures, budget, warn, offset=offset)
+        largest_offset = min(lengths_in_samples) - inputs.samples_of_a_frame(config)
+        offset = min(int(grid_shift * hop), largest_offset)
+        cut = references[..., :samples]
+        bank = prepare(config, cut, lengths_in_samples, measures, budget, warn, offset=offset)
     groups = [clips.items for clips in bank.groups]
     resampled = inputs.resampled(config, waves[..., offset:], bank.lengths, groups)
     return Call(waves, resampled, valid, bank, source_of_estimate, measures, budget, offset)

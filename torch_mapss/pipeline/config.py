@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torch_mapss import audio
 from torch_mapss.core.decomposition import checked_steps
-from torch_mapss.core.settings import Settings
+from torch_mapss.core.settings import MapSettings
 from torch_mapss.distortions import DistortionBank
 from torch_mapss.distortions.bank_members import evenly
 from torch_mapss.encoders.base import too_long
@@ -56,11 +56,11 @@ def distortion_banks(
     decomposition: DistortionBank | None,
     seed: int,
 ) -> dict[str, DistortionBank]:
-    """Banks by argument of :class:`~torch_mapss.MAPSS`: the checked argument, or the default.
+    """Distortion banks by argument of :class:`~torch_mapss.MAPSS`: checked, or the default.
 
     Raises:
-        TypeError: an argument is not a bank.
-        ValueError: a bank is of another kind.
+        TypeError: an argument is not a distortion bank.
+        ValueError: a distortion bank is of another kind.
     """
     separation = DistortionBank("separation", seed=seed) if separation is None else separation
     match = DistortionBank("match", seed=seed) if match is None else match
@@ -101,14 +101,14 @@ class Config:
 
     Raises:
         ValueError: a measure needs a whole diffusion time; or, as far as this is known without
-            loading an encoder, encoders lie on different frames, the segment is longer than one
-            accepts, or a bank has too few members at their rate.
+            loading an encoder, the encoders' frames do not line up, the segment is longer than one
+            accepts, or a distortion bank has too few members at their rate.
     """
 
     encoders: Mapping[str, LazyEncoder]  # by argument of MAPSS
     banks: Mapping[str, DistortionBank]  # by argument of MAPSS
     measures: tuple[str, ...]  # computed unless a call asks for others
-    settings: Settings  # of the diffusion map
+    settings: MapSettings  # of the diffusion map
     rate: int | None  # of the user's waveforms; None: the encoders'
     trim: bool
     align_polarity: bool
@@ -163,8 +163,8 @@ class Config:
                 for name, frames in by_argument.items()
             )
             raise ValueError(
-                f"all encoders must share rate, hop and frame centres, got {listed}. Score them in "
-                "separate MAPSS."
+                f"all encoders must share rate, hop and frame centres, got {listed}. Use a "
+                "separate MAPSS for each."
             )
         return Grid(rate, hop, max(fields))
 

@@ -29,11 +29,11 @@ MEMBERS = 8  # most distortions made at a time
 def shared_banks(
     config: Config, measures: Iterable[str]
 ) -> list[tuple[DistortionBank, dict[str, list[int]]]]:
-    """Choose the banks to make. A bank whose members a larger one has is taken from that one.
+    """Choose the distortion banks to make. One whose members a larger one has is taken from it.
 
     Returns:
-        Banks, each with the measures that use it and the indices of their members in the bank. The
-        bank belongs to the first of these measures.
+        Distortion banks, each with the measures that use it and the indices of their members in it.
+        It is the bank of the first of these measures.
     """
     rate = config.grid.sample_rate
     largest_first = sorted(
@@ -43,10 +43,10 @@ def shared_banks(
     for measure in largest_first:
         bank = config.banks[measure.bank]
         members = bank.available(rate)
-        for larger_bank, users in shared:
+        for larger_bank, members_by_measure in shared:
             made = larger_bank.available(rate)
             if larger_bank.seed == bank.seed and all(member in made for member in members):
-                users[measure.name] = [made.index(member) for member in members]
+                members_by_measure[measure.name] = [made.index(member) for member in members]
                 break
         else:
             shared.append((bank, {measure.name: list(range(len(members)))}))
@@ -68,14 +68,14 @@ def as_index(rows: Rows, device: torch.device) -> tuple[Tensor, ...]:
 
 
 class CopyPlan(NamedTuple):
-    """The distorted copies to make by one bank, and the measures that they serve."""
+    """The distorted copies to make by one distortion bank, and the measures that they serve."""
 
     config: Config
     budget: Budget
     bank: DistortionBank
-    users: dict[str, list[int]]  # by measure, indices of its members in the bank
+    members_by_measure: dict[str, list[int]]  # indices of its members in the bank
     measured: Measured  # on entire references; the mask marks members of any of the measures
-    present: dict[str, np.ndarray]  # (b, S, P) bool by measure: the bank's members that it has
+    present: dict[str, np.ndarray]  # (b, S, P) bool by measure: members to make for it
 
     def made(self, waves: Tensor, start: int = 0) -> Iterator[tuple[Rows, Tensor]]:
         """Yield a few copies at a time, not normalised: their rows, and waveforms (n, T).
@@ -114,7 +114,7 @@ class CopyPlan(NamedTuple):
         *,
         gains: Tensor | None = None,
         start: int = 0,
-        inside: slice = slice(None),
+        samples: slice = slice(None),
         frames: Tensor | None = None,
         length: int | None = None,
     ) -> dict[str, Clusters]:
@@ -125,14 +125,17 @@ class CopyPlan(NamedTuple):
             waves, start: as in :meth:`made`.
             references, others: embeddings (b, S, F, M) by measure.
             gains: (b, S, P) that bring the copies to their level; None: their own loudness does.
-            inside: samples of each copy that are encoded.
+            samples: samples of each copy that are encoded.
             frames, length: as in :meth:`Embedder.embed`.
         """
         rate, loudness = self.config.grid.sample_rate, self.config.loudness
-        # Members that a source lacks are closed up: slot j holds its j-th present member.
-        slots = {name: np.where(has, has.cumsum(-1) - 1, -1) for name, has in self.present.items()}
-        counts = {name: has.sum(-1, keepdims=True) for name, has in self.present.items()}
-        filled = {name: np.arange(count.max()) < count for name, count in counts.items()}
+        # Each source's present members are packed to the front: slot j holds the j-th one.
+        slots: dict[str, np.ndarray] = {}  # (b, S, P of the bank) slot of a member; -1: absent
+        filled: dict[str, np.ndarray] = {}  # (b, S, P) bool, slots that hold a member
+        for name, present in self.present.items():
+            slots[name] = np.where(present, present.cumsum(-1) - 1, -1)
+            count = present.sum(-1, keepdims=True)
+            filled[name] = np.arange(count.max()) < count
         measures_of_encoder: dict[Encoder, list[str]] = {}
         for name in slots:
             encoder = self.config.encoders[MEASURES[name].encoder].load()
@@ -143,7 +146,7 @@ class CopyPlan(NamedTuple):
                 levelled = at_loudness(copies, rate, loudness)
             else:
                 gain = gains[as_index(rows, copies.device)]
-                levelled = copies[:, inside] * gain.unsqueeze(-1)
+                levelled = copies[:, samples] * gain.unsqueeze(-1)
             for encoder, names in measures_of_encoder.items():
                 columns_by_measure = {
                     name: np.flatnonzero(slots[name][tuple(rows)] >= 0) for name in names
@@ -163,11 +166,15 @@ class CopyPlan(NamedTuple):
                     position = np.searchsorted(needed_columns, columns)
                     distortions[name][index] = _select_rows(embeddings, position)
         clusters = {}
-        for name, has in filled.items():
+        for name, filled_slots in filled.items():
             reference = references[name]
             if name not in distortions:  # silence may lack every distortion
-                distortions[name] = reference.new_zeros((*has.shape, *reference.shape[-2:]))
-            mask = None if has.all() else torch.from_numpy(has).to(waves.device)
+                distortions[name] = reference.new_zeros(
+                    (*filled_slots.shape, *reference.shape[-2:])
+                )
+            mask = None
+            if not filled_slots.all():
+                mask = torch.from_numpy(filled_slots).to(waves.device)
             clusters[name] = Clusters(reference, distortions[name], mask, others.get(name))
         return clusters
 
@@ -176,24 +183,25 @@ def copy_plan(
     config: Config,
     budget: Budget,
     bank: DistortionBank,
-    users: dict[str, list[int]],
+    members_by_measure: dict[str, list[int]],
     measured: Mapping[str, Measured],
 ) -> CopyPlan:
-    """Plan of the copies by a bank, from the measurements of each bank on the entire references.
+    """Plan of the copies by a distortion bank, from each one's measurements on entire references.
 
     If several members coincide for a reference, only the first counts. Each measure keeps the
     members of its own bank, so they do not depend on which other measures are computed.
     """
-    masks = [measured[name].mask for name in users]
+    masks = [measured[name].mask for name in members_by_measure]
     on_host = torch.cat(masks, -1).cpu().numpy()  # an accelerator is read once
     edges = np.cumsum([mask.shape[-1] for mask in masks])[:-1]
     present = {}
-    for (name, indices), mask in zip(users.items(), np.split(on_host, edges, -1)):
+    masks_on_host = np.split(on_host, edges, -1)
+    for (name, indices), mask in zip(members_by_measure.items(), masks_on_host):
         present[name] = np.zeros((*mask.shape[:2], masks[0].shape[-1]), bool)
         present[name][..., indices] = mask
     of_any = torch.from_numpy(np.any([*present.values()], 0)).to(masks[0].device)
-    of_bank = measured[next(iter(users))]._replace(mask=of_any)
-    return CopyPlan(config, budget, bank, users, of_bank, present)
+    of_bank = measured[next(iter(members_by_measure))]._replace(mask=of_any)
+    return CopyPlan(config, budget, bank, members_by_measure, of_bank, present)
 
 
 def copy_plans(
@@ -206,7 +214,7 @@ def copy_plans(
     *,
     in_segments: bool = False,
 ) -> Iterator[CopyPlan]:
-    """Yield the plans of the copies for some measures, bank by bank.
+    """Yield the plans of the copies for some measures, by distortion bank.
 
     Args:
         config: settings of the scorer.
@@ -221,13 +229,13 @@ def copy_plans(
         ValueError: a source has frames to score but too few distortions.
     """
     rate = config.grid.sample_rate
-    for bank, users in shared_banks(config, measures):
+    for bank, members_by_measure in shared_banks(config, measures):
         measured = {}
-        for name in users:
-            pieces = in_segments and name == next(iter(users))
+        for name in members_by_measure:
+            pieces = in_segments and name == next(iter(members_by_measure))
             own_bank = config.banks[MEASURES[name].bank]
             measured[name] = own_bank.measure(waves, rate, pieces=pieces)
-        plan = copy_plan(config, budget, bank, users, measured)
+        plan = copy_plan(config, budget, bank, members_by_measure, measured)
         for name, present in plan.present.items():
             count, fewest = present.sum(-1), MEASURES[name].least_members
             if (count >= fewest).all():

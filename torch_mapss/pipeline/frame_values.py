@@ -8,7 +8,7 @@ from torch.nn.functional import pad
 
 from torch_mapss.core import devices
 from torch_mapss.core.frame_batches import Bounds
-from torch_mapss.core.settings import Settings
+from torch_mapss.core.settings import MapSettings
 from torch_mapss.pipeline.bleed import bleed
 from torch_mapss.pipeline.call import Call
 from torch_mapss.pipeline.config import Config
@@ -25,7 +25,7 @@ class FrameValues:
         settings: settings of the diffusion maps that the values come from.
     """
 
-    def __init__(self, config: Config, call: Call, settings: Settings) -> None:
+    def __init__(self, config: Config, call: Call, settings: MapSettings) -> None:
         self.config = config
         self.call = call
         self.settings = settings

@@ -306,7 +306,13 @@ def checked_frames(frames: int | None) -> int | None:
 def checked_excerpts(
     excerpts: Sequence[tuple[int, int]], references: Tensor
 ) -> list[tuple[int, int]]:
-    """The excerpts of a single mixture; ValueError unless they lie in it one after another."""
+    """The excerpts of a single mixture, checked.
+
+    Raises:
+        TypeError: references are no tensor that can hold audio, or edges are not whole numbers.
+        ValueError: the excerpts do not lie in a single mixture one after another.
+    """
+    batch, _, samples = as_batch(references, "references").shape
     pairs: list[tuple[int, int]] = []
     for excerpt in excerpts:
         edges = checks.whole_numbers(excerpt, "excerpts")
@@ -316,12 +322,10 @@ def checked_excerpts(
                 f"{excerpt!r}."
             )
         pairs.append((edges[0], edges[1]))
-    samples = references.shape[-1]
     ends = [0, *(end for _, end in pairs)]
     in_order = all(end <= begin for end, (begin, _) in zip(ends, pairs))
-    single = references.ndim == 2 or len(references) == 1
     has_samples = all(begin < end for begin, end in pairs)
-    if not single or not pairs or not in_order or not has_samples or ends[-1] > samples:
+    if batch != 1 or not pairs or not in_order or not has_samples or ends[-1] > samples:
         raise ValueError(
             f"excerpts must be parts of a single mixture of {samples} samples, in order, without "
             f"overlap and none of them empty, got {list(excerpts)} for references of shape "

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch_mapss import audio
 from torch_mapss.core import checks
 from torch_mapss.core.eager import eager
-from torch_mapss.core.settings import Settings, checked
+from torch_mapss.core.settings import MapSettings, checked
 from torch_mapss.distortions import DistortionBank
 from torch_mapss.encoders import Encoder
 from torch_mapss.pipeline.bank import ReferenceBank
@@ -54,13 +54,13 @@ class MAPSS(nn.Module):
             spaced, if None.
         measures: measures to compute by default, one or several of ``"decomposition"`` (clearance
             and fidelity), ``"separation"`` (PS), ``"match"`` (PM) and ``"bleed"``; None: all.
-            Measures left out cost nothing and load no encoder.
+            Measures you leave out cost nothing, and their encoders are not loaded.
         seed: seed of the noise in the default banks. Equal seeds give equal scores.
         sample_rate: sample rate of your waveforms in Hz; they are resampled to the encoder's rate.
-            None: they already have it.
+            None means they are already at that rate.
         fs: alias of ``sample_rate``.
-        trim: cut estimates and references to the shorter length instead of raising an error. A bank
-            is never cut.
+        trim: cut estimates and references to the shorter length instead of raising an error. A
+            reference bank is never cut.
         align_polarity: flip an estimate whose correlation with its reference is negative. Encoders
             react to polarity, listeners do not.
         gain: level of estimates for PS and PM. ``"own"`` (the paper's): each estimate is brought to
@@ -89,15 +89,18 @@ class MAPSS(nn.Module):
             :func:`torch_mapss.load_encoder`.
 
     The encoder is frozen and shared, and is neither part of ``state_dict()`` nor of
-    ``parameters()``; ``to(device)`` moves it along, while ``half()`` and the like do nothing: its
-    precision is ``dtype``, or a module's own. The diffusion maps are computed in float64 whatever
-    the dtype of the waveforms, also under autocast (the precision of the eigendecomposition is
-    ``eigh``; ``dtype`` is the encoder's).
+    ``parameters()``; ``to(device)`` moves it along. ``half()`` and similar have no effect;
+    precision is set by ``dtype``, or by the module you pass. The diffusion maps are computed in
+    float64 whatever the dtype of the waveforms, also under autocast (the precision of the
+    eigendecomposition is ``eigh``; ``dtype`` is the encoder's).
+
+    The map of the code that a call passes through, and the words it uses, are in
+    :mod:`torch_mapss.pipeline`.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: a setting is out of range, encoders lie on different frames, or a bank belongs
-            to the other measure or has too few members.
+        ValueError: a setting is out of range, the encoders' frames do not line up, or a distortion
+            bank is of the other kind (PS's where PM's is expected) or has too few members.
         ValueError, OSError, ImportError: at the first use of an encoder, if it cannot be loaded,
             see :func:`torch_mapss.load_encoder`.
 
@@ -163,7 +166,7 @@ class MAPSS(nn.Module):
             ),
             banks=distortion_banks(separation_bank, match_bank, decomposition_bank, seed),
             measures=checked_measures(measures),
-            settings=checked(Settings(alpha, time, energy, convention, max_dimension, eigh)),
+            settings=checked(MapSettings(alpha, time, energy, convention, max_dimension, eigh)),
             rate=rate,
             trim=trim,
             align_polarity=align_polarity,
@@ -270,8 +273,8 @@ class MAPSS(nn.Module):
             measures: one or several measures to prepare; those of the constructor if None.
             excerpts: parts of a single mixture to score, each by its first sample and the sample
                 after its last, in order and without overlap; by default everything. Loudness and
-                activity are those of the whole signal, and so is bleed, which costs little. Without
-                gradients.
+                activity are those of the whole signal, and so is bleed, which costs little. Scores
+                of excerpts have no gradients.
 
         Returns:
             A :class:`ReferenceBank`.
@@ -302,7 +305,7 @@ class MAPSS(nn.Module):
         frames: int | None = None,
         generator: torch.Generator | None = None,
     ) -> Scores:
-        """Score estimates against references.
+        """Score estimates against references; :mod:`torch_mapss.pipeline` maps the code.
 
         Args:
             estimates: (B, S', T) or (S', T) waveforms.
@@ -316,9 +319,8 @@ class MAPSS(nn.Module):
                 batch: a cheap, unbiased estimate of the mean over frames. All by default. Bleed
                 always uses all frames.
             generator: CPU generator for drawing the frames. By default every call makes the same
-                draw, so that it can be repeated. Calls on many batches then share one draw, whose
-                error does not average out over them; pass one generator to all calls for
-                independent draws.
+                draw, so that it can be repeated. All batches then use the same draw, so its error
+                does not average out; pass one generator to all calls for independent draws.
 
         Returns:
             :class:`Scores` with fields (B, S', F); for unbatched input B is 1.
@@ -468,8 +470,8 @@ class MAPSS(nn.Module):
         indices = [None] * len(estimates) if attributed is None else list(attributed)
         if len(indices) != len(estimates) or not indices:
             raise ValueError(
-                "estimates must be those of at least one system, and attributed have one entry "
-                f"for each, got {len(estimates)} and {len(indices)}."
+                "estimates must contain at least one system, and attributed must have one entry "
+                f"per system, got {len(estimates)} and {len(indices)}."
             )
         if not isinstance(bank, ReferenceBank):
             raise TypeError(

@@ -57,27 +57,40 @@ def prepare(
     """
     waves = inputs.as_batch(references, "references")
     batch, sources, samples = waves.shape
-    true = inputs.true_lengths(config, lengths, batch, samples, waves)
-    config.check(measures, sources, max(true) if excerpts is None else 0)
-    waves, valid = inputs.valid_waveforms(waves, "references", true, config.check_finite)
-    waves, true = waves[..., offset:], tuple(length - offset for length in true)
+    lengths_in_samples = inputs.true_lengths(config, lengths, batch, samples, waves)
+    config.check(measures, sources, max(lengths_in_samples) if excerpts is None else 0)
+    waves, valid = inputs.valid_waveforms(
+        waves, "references", lengths_in_samples, config.check_finite
+    )
+    waves = waves[..., offset:]
+    lengths_in_samples = tuple(length - offset for length in lengths_in_samples)
     # Mixtures of one length form a group, but every long clip is a group by itself.
     grouped: dict[tuple[int, ...], list[int]] = {}
-    for item, length in enumerate(true):
+    for item, length in enumerate(lengths_in_samples):
         alone = (item,) if config.is_long(length) else ()
         grouped.setdefault((length, *alone), []).append(item)
     groups = [tuple(items) for items in grouped.values()]
     embedder = Embedder(config, budget)
     prepared: list[PreparedClips] = []
     with explained():
-        for items, of_group in zip(groups, inputs.resampled(config, waves, true, groups)):
-            length, valid_sources = true[items[0]], devices.select(valid, items, 0)
+        resampled = inputs.resampled(config, waves, lengths_in_samples, groups)
+        for items, waves_of_group in zip(groups, resampled):
+            length, valid_sources = lengths_in_samples[items[0]], devices.select(valid, items, 0)
             if excerpts is not None or config.is_long(length):
                 clips: PreparedClips = measure_long_clip(
-                    config, items, length, of_group, valid_sources, measures, budget, excerpts
+                    config,
+                    items,
+                    length,
+                    waves_of_group,
+                    valid_sources,
+                    measures,
+                    budget,
+                    excerpts,
                 )
             else:
-                clips = embed_clips(embedder, items, length, of_group, valid_sources, measures)
+                clips = embed_clips(
+                    embedder, items, length, waves_of_group, valid_sources, measures
+                )
             prepared.append(clips)
         embedder.check()
     bank = ReferenceBank(tuple(prepared), samples - offset, config.bank_settings(measures))
@@ -119,13 +132,13 @@ def embed_clips(
     audible = active_frames(waves, grid.receptive_field, grid.hop, config.activity)
     embedded = with_encoder(measures)
     references = embedder.by_measure([measure.name for measure in embedded], waves)
-    others: dict[str, Tensor] = {}
-    of_sums = [measure.name for measure in embedded if measure.others]
-    if waves.shape[1] > 2 and of_sums:
-        others = embedder.by_measure(of_sums, normalised(sums_of_others(unscaled)))
+    sums: dict[str, Tensor] = {}  # embedded sums of the other references, by measure
+    with_sums = [measure.name for measure in embedded if measure.others]
+    if waves.shape[1] > 2 and with_sums:
+        sums = embedder.by_measure(with_sums, normalised(sums_of_others(unscaled)))
     encoded: dict[str, Clusters] = {}
     for plan in copy_plans(config, embedder.budget, measures, waves, audible, items):
-        encoded |= plan.embed(embedder, waves, references, others)
+        encoded |= plan.embed(embedder, waves, references, sums)
     valid = valid_sources.unsqueeze(-1).expand(audible.shape)
     for clusters in encoded.values():
         valid = valid & clusters.usable()

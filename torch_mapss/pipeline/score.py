@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_mapss.core import devices
 from torch_mapss.core.frame_batches import ScoreFunction, Started, finish, start
 from torch_mapss.core.points import LEAST_ACTIVE
-from torch_mapss.core.settings import Settings
+from torch_mapss.core.settings import MapSettings
 from torch_mapss.pipeline.bank import LongClip, ReferenceBank
 from torch_mapss.pipeline.call import Call
 from torch_mapss.pipeline.config import Config
@@ -26,7 +26,7 @@ from torch_mapss.pipeline.segments import OnSegment, segment_blocks
 
 def bound_functions(
     config: Config, confidence: float, convention: str | None, options: dict[str, Any]
-) -> tuple[dict[str, ScoreFunction], Settings]:
+) -> tuple[dict[str, ScoreFunction], MapSettings]:
     """Functions for :func:`score` that bound the scores, see :meth:`torch_mapss.MAPSS.bounds`.
 
     Returns:
@@ -54,7 +54,7 @@ def score(
     generator: torch.Generator | None = None,
     on_segment: OnSegment | None = None,
     functions: Mapping[str, ScoreFunction] | None = None,
-    settings: Settings | None = None,
+    settings: MapSettings | None = None,
 ) -> list[FrameValues]:
     """Score the frames of calls that share a bank.
 

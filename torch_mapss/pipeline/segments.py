@@ -90,7 +90,7 @@ def measure_long_clip(
             gains = copy_gains(plan, waves)
         else:
             gains = gains_in(plan, waves, scaled_excerpts)
-        for name, members in plan.users.items():
+        for name, members in plan.members_by_measure.items():
             mask = torch.from_numpy(plan.present[name][..., members]).to(waves.device)
             values = tuple(plan.measured.values[member] for member in members)
             measured_by_measure[name] = plan.measured._replace(mask=mask, values=values)
@@ -317,8 +317,8 @@ class SegmentBlock(Block):
         self._references = self._embedded(clip.waves, self.measures)
         self._others: dict[str, Tensor] = {}
         if clip.others is not None:
-            of_sums = [name for name in self.measures if MEASURES[name].others]
-            self._others = self._embedded(clip.others, of_sums)
+            with_sums = [name for name in self.measures if MEASURES[name].others]
+            self._others = self._embedded(clip.others, with_sums)
         self._waiting: dict[str, Clusters] = {}  # made together with another measure's
 
     def _embedded(self, waves: Tensor, measures: Sequence[str]) -> dict[str, Tensor]:
@@ -339,8 +339,9 @@ class SegmentBlock(Block):
         """Make and embed the copies for a measure, and for all measures that share them."""
         config, clip = self._embedder.config, self._clip
         shared = shared_banks(config, self.measures)
-        bank, users = next((bank, users) for bank, users in shared if measure in users)
-        plan = copy_plan(config, self._embedder.budget, bank, users, clip.measured)
+        (bank, members_by_measure), *_ = [entry for entry in shared if measure in entry[1]]
+        budget = self._embedder.budget
+        plan = copy_plan(config, budget, bank, members_by_measure, clip.measured)
         begin, end = self._samples.start, self._samples.stop
         piece, left = piece_around(clip.waves, bank, config.grid.sample_rate, begin, end)
         self._waiting |= plan.embed(
@@ -348,9 +349,9 @@ class SegmentBlock(Block):
             piece,
             self._references,
             self._others,
-            gains=clip.gains[next(iter(users))],
+            gains=clip.gains[next(iter(members_by_measure))],
             start=left,
-            inside=slice(begin - left, end - left),
+            samples=slice(begin - left, end - left),
             frames=self._frames,
             length=self._length,
         )
