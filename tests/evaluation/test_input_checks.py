@@ -271,4 +271,7 @@ def test_texts_name_only_what_was_computed(mapss):
     for measures, mentions_match in (("decomposition", False), ("match", True)):
         (text,) = found(scored(mapss, made, measures=measures), "silent")
         assert ("log PM" in text) == mentions_match
+        # The measures of a call that names none are those of its MAPSS.
+        (text,) = found(scored(small_mapss(measures=measures), made), "silent")
+        assert ("log PM" in text) == mentions_match
         assert "leaving it out would reward silence" in text

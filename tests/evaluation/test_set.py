@@ -376,6 +376,23 @@ def test_a_hidden_reference_is_no_finding():
     assert "in 2 of 2" in silent
 
 
+def test_names_in_another_unicode_form_are_those_of_the_first_run(tmp_path):
+    path, out = write_manifest(tmp_path / "set", 2, ("é",), 0.2), tmp_path / "out"
+    entries = json.loads(path.read_text(encoding="utf-8"))
+    for form in ("NFC", "NFD"):
+        system = unicodedata.normalize(form, "é")
+        for entry, name in zip(entries, ("ü0", "ü1")):
+            entry["mixture_id"] = unicodedata.normalize(form, name)
+            entry["systems"] = {system: next(iter(entry["systems"].values()))}
+        # The second run adds the second mixture.
+        listed = entries[:1] if form == "NFC" else entries
+        results = score_set(save_manifest(tmp_path / "set", listed), out, measures="bleed")
+    assert results.systems == ("é",)
+    assert len(results.items) == 2
+    for name in results.scores["mixture_id"]:
+        assert [*results.frames(name).systems] == ["é"]
+
+
 def test_excerpts_are_the_same_for_all_systems_whatever_their_length(tmp_path):
     """They are drawn from the references; a shorter system has the same, as far as it goes."""
     path = write_manifest(tmp_path / "set", 1, ("good", "bad"), 5.0)

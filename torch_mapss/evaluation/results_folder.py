@@ -275,6 +275,26 @@ def _root(folder: str, content: Mapping[str, Any]) -> str:
     return moved if relative and not os.path.isdir(root) and os.path.isdir(moved) else root
 
 
+def with_stored_spelling(folder: str, mixtures: Sequence[Mixture]) -> tuple[Mixture, ...]:
+    """Mixtures whose names, and those of their systems, are spelled as in the list in ``folder``.
+
+    Names that differ only in their Unicode form are the same.
+    """
+    path = os.path.join(folder, "mixtures.json")
+    stored = read_mixtures(folder) if os.path.exists(path) else ()
+    mixture_names = {io.same_name(mixture.name): mixture.name for mixture in stored}
+    system_names = {io.same_name(name): name for mixture in stored for name in mixture.systems}
+    respelled = []
+    for mixture in mixtures:
+        systems = {
+            system_names.get(io.same_name(name), name): paths
+            for name, paths in mixture.systems.items()
+        }
+        name = mixture_names.get(io.same_name(mixture.name), mixture.name)
+        respelled.append(mixture._replace(name=name, systems=systems))
+    return tuple(respelled)
+
+
 def add_mixtures(folder: str, mixtures: Sequence[Mixture]) -> tuple[dict[str, Mixture], str]:
     """Add mixtures to the list in ``folder``, and write it.
 

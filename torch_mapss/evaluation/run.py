@@ -143,6 +143,7 @@ def score_mixtures(
     description = scorer.description  # loads an encoder, to hash its weights
     folder = io.make_folder(out)  # created only now, so that invalid settings leave none behind
     results_folder.claim(folder, description, rate, options)
+    mixtures = results_folder.with_stored_spelling(folder, mixtures)
     stored, remark = results_folder.add_mixtures(folder, mixtures)
     states = [results_folder.pending_systems(folder, mixture) for mixture in mixtures]
     pending = []

@@ -61,7 +61,7 @@ class Scorer:
             device = best_device()
         mapss = scoring.mapss_of(settings, device, mapss)
         size = settings.get("bank_size") or _LEAST_BANK
-        computes_pm = chosen.measures is None or "match" in chosen.measures
+        computes_pm = "match" in (chosen.pipeline_measures or mapss.measures)
         if size < _LEAST_BANK and computes_pm:
             checks.warn_user(
                 f"bank_size={size} makes PM and log PM meaningless: they come from the spread of "
@@ -132,7 +132,7 @@ class Scorer:
             signals.rate,
             bss=measures is not None and "bss" in measures,
         )
-        has_log_pm = measures is None or "match" in measures
+        has_log_pm = "match" in (self.settings.pipeline_measures or self.mapss.measures)
         inspected = Inspection(signals, has_log_pm, ratios)
         inspected.release()
         return inspected
