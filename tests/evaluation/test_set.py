@@ -405,6 +405,30 @@ def test_excerpts_are_the_same_for_all_systems_whatever_their_length(tmp_path):
     assert len(begins) == 1
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_frames_of_a_system_that_ends_before_all_excerpts_keep_their_times(together, tmp_path):
+    """It is scored as a whole, at other times than the systems with excerpts."""
+    path = write_manifest(tmp_path / "set", 1, ("good", "bad"), 5.0)
+    for name, wave in zip("ab", leaky(sources(seconds=5.0))[:, :8000]):
+        write(tmp_path / "set/m0/bad" / f"{name}.wav", wave)
+    settings = {"measures": "decomposition", "trim": True, "excerpts": 1, "excerpt_seconds": 1.0}
+    (entry,) = entries_of(path)
+    frames_alone = {}
+    for system in ("good", "bad"):
+        alone = {**entry, "systems": {system: entry["systems"][system]}}
+        alone_path = save_manifest(tmp_path / "set", [alone], f"{system}.json")
+        frames_alone[system] = score_set(alone_path, tmp_path / system, **settings).frames("m0")
+        if not together:
+            score_set(alone_path, tmp_path / "out", **settings)
+    stored = score_set(path, tmp_path / "out", **settings).frames("m0")
+    assert (np.diff(stored.times) > 0).all()
+    for system, (times, systems) in frames_alone.items():
+        is_scored = stored.systems[system].active.any(0)
+        assert set(stored.times[is_scored]) == set(times[systems[system].active.any(0)])
+    assert stored.times[stored.systems["bad"].active.any(0)].max() < 0.5
+    assert stored.times[stored.systems["good"].active.any(0)].min() > 0.5
+
+
 def test_a_delay_within_a_frame_is_told_of_a_set(tmp_path):
     path = write_manifest(tmp_path / "set", 3, ("late", "prompt"))
     for k in range(3):

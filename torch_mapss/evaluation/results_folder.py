@@ -71,20 +71,44 @@ def write_frames(folder: str, scores: MixtureScores, order: Sequence[str]) -> No
         stored = read_frames(path)
     except ValueError:
         stored = MixtureFrames(np.empty(0), {})
-    systems = {n: frames for n, frames in stored.systems.items() if n not in scores.records}
-    systems |= scores.frames
+    times = np.union1d(stored.times, scores.times)
+    systems = {
+        name: at_times(frames, stored.times, times)
+        for name, frames in stored.systems.items()
+        if name not in scores.records
+    }
+    for name, frames in scores.frames.items():
+        systems[name] = at_times(frames, scores.times, times)
     systems = {name: systems[name] for name in dict.fromkeys([*order, *systems]) if name in systems}
-    times = max(stored.times, scores.times, key=len)
     content: dict[str, Any] = {"times": times, "systems": np.array([*systems], str)}
     for index, (active, attributed, values_by_name) in enumerate(systems.values()):
-        # With ``trim``, the systems of a mixture may differ in their number of frames.
-        missing = ((0, 0), (0, len(times) - active.shape[-1]))
         content[f"{index}.attributed"] = attributed
-        content[f"{index}.active"] = np.pad(active, missing)
+        content[f"{index}.active"] = active
         for name, values in values_by_name.items():
-            content[f"{index}.{name}"] = np.pad(values, missing, constant_values=np.nan)
+            content[f"{index}.{name}"] = values
     io.make_folder(os.path.dirname(path))
     io.write_with(path, lambda name: np.savez_compressed(name, **content))
+
+
+def at_times(
+    frames: SystemFrames, times: NDArray[np.float64], all_times: NDArray[np.float64]
+) -> SystemFrames:
+    """Frame scores at ``times`` (F,) put among ``all_times``, which contain these.
+
+    With ``trim``, the systems of a mixture may differ in their frames: a shorter one lacks the
+    last, and one that ends before all excerpts is scored as a whole. Frames of others are not
+    active and NaN.
+    """
+    if len(times) == len(all_times):
+        return frames
+    positions = np.searchsorted(all_times, times)
+    active = np.zeros((len(frames.active), len(all_times)), bool)
+    active[:, positions] = frames.active
+    scores = {}
+    for name, values in frames.scores.items():
+        scores[name] = np.full((len(values), len(all_times)), np.nan, values.dtype)
+        scores[name][:, positions] = values
+    return SystemFrames(active, frames.attributed, scores)
 
 
 def read_frames(path: str) -> MixtureFrames:

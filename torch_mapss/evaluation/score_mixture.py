@@ -33,6 +33,7 @@ from torch_mapss.evaluation.records import (
     paths_of,
 )
 from torch_mapss.evaluation.report import Report
+from torch_mapss.evaluation.results_folder import at_times
 from torch_mapss.evaluation.score import Scorer
 from torch_mapss.pipeline.segments import OnSegment
 
@@ -225,12 +226,16 @@ def score_loaded(
         else:
             record = failed_record(mixture, system, failures[system])
         records[system] = {**record, "files": loaded.files[system]}
-    times = [report.times.double().numpy() for report in reports.values()]
+    times = {system: report.times.double().numpy() for system, report in reports.items()}
+    all_times = np.unique(np.concatenate([np.empty(0), *times.values()]))
+    frames = {}
+    for system, report in reports.items():
+        frames[system] = at_times(report.system_frames(), times[system], all_times)
     return MixtureScores(
         mixture=mixture,
         records=records,
-        times=max(times, key=len, default=np.empty(0)),
-        frames={system: report.system_frames() for system, report in reports.items()},
+        times=all_times,
+        frames=frames,
         seconds=time.perf_counter() - begun,
     )
 
