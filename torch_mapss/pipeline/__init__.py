@@ -3,7 +3,7 @@
 1. :meth:`torch_mapss.MAPSS.forward`, with the settings of :mod:`~torch_mapss.pipeline.config`
    and the encoders of :mod:`~torch_mapss.pipeline.lazy_encoders`;
 2. :mod:`~torch_mapss.pipeline.call`: arguments are checked (:mod:`~torch_mapss.pipeline.inputs`),
-   and references that are not yet a bank are prepared, so that from here on there always is one;
+   and references that are not yet a reference bank are prepared: from here on there always is one;
 3. :mod:`~torch_mapss.pipeline.prepare`: references are normalised and embedded
    (:mod:`~torch_mapss.pipeline.embedder`), and their activity is measured
    (:mod:`~torch_mapss.pipeline.activity`);
@@ -36,6 +36,28 @@ The classes on this path, in order:
   the distortions of a long clip. ``BlockScorer`` scores them and writes to ``FrameValues``, from
   which ``Scores`` or ``ScoreBounds`` are made.
 
+Words:
+
+* A *member* of a distortion bank is a recipe; a *copy* is the waveform that it makes of a
+  reference; a *distortion* is the embedding of a copy. A *distortion bank* holds members, a
+  *reference bank* holds prepared references with their distortions.
+* An *estimate* is a separated signal; :mod:`torch_mapss.core` calls its embedding an *output*.
+* *Others* is the sum of all references but one, which clearance needs with three sources or more.
+
+Masks, in the order in which they arise (a frame is *scored* where at least two sources are active,
+and is a *pause* where one is):
+
+==========  ===============  ==================================================================
+audible     (b, S, F)        the source is loud enough by itself
+valid       (b, S, F)        samples and embeddings of the source are finite
+active      (b, S, F)        audible, and all sources of the frame are valid
+active      (B, S', F)       of values and scores: its own source and another one are active
+plays       (b, S)           the source is active in at least one frame
+present     (n, S)           sources that are points of a frame's graph: the active ones
+usable      (n,)             all samples and embeddings of the frame are finite, estimates included
+exposed     (B · F, S')      another source is active, and its own plays: leakage counts
+==========  ===============  ==================================================================
+
 How to read the scores:
 
 * Clearance says how far an output is from the other sources (1: as far as the true source),
@@ -67,7 +89,7 @@ How to read the scores:
   bank has a fixed grid.
 * ``utterance()`` gives means over the scored frames, and ``ps_pesq``, the paper's PESQ-like pooling
   which has a range of its own, [1.085, 1.315].
-* Scores are comparable only with the same encoder, layer and bank.
+* Scores are comparable only with the same encoder, layer and distortion bank.
 
 Example:
     >>> import torch

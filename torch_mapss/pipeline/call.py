@@ -73,9 +73,9 @@ def make_call(
     Raises:
         TypeError: not tensors of a type that holds audio.
         ValueError: shapes, lengths, devices or samples that do not fit, see the message;
-            ``attributed`` missing or wrong; a bank with other settings; measures that the settings
-            cannot compute for this number of sources or this length; gradients for clips that are
-            scored in segments.
+            ``attributed`` missing or wrong; a reference bank with other settings; measures that the
+            settings cannot compute for this number of sources or this length; gradients for clips
+            that are scored in segments.
     """
     waves = inputs.as_batch(estimates, "estimates")
     if isinstance(references, ReferenceBank):

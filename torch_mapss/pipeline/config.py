@@ -136,7 +136,7 @@ class Config:
         """
         if "decomposition" in measures:
             checked_steps(self.settings.time, sources)
-        # Decomposition's default bank is cut from PS's, so PS's is checked first.
+        # Decomposition's default distortion bank is cut from PS's, so PS's is checked first.
         for measure in reversed(with_encoder(measures)):
             count = len(self.banks[measure.bank].available(self.grid.sample_rate))
             if count < measure.least_members:

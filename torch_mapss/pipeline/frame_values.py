@@ -33,7 +33,8 @@ class FrameValues:
         rows, outputs = call.bank.batch * call.bank.frames, len(call.attributed)
         #: (B · F, S') bool: own source and another one are active.
         self.active = torch.zeros(rows, outputs, dtype=torch.bool, device=call.estimates.device)
-        #: (B · F, S') bool: another source is active, and the own one plays at some time.
+        #: (B · F, S') bool: the estimate is exposed to leakage, because another source is active;
+        #: its own one may be active or pause, but is not silent throughout the mixture.
         self.exposed = torch.zeros_like(self.active)
         self._written: dict[str, list[tuple[Tensor, Tensor]]] = {}
         self._sums: dict[str, Tensor] = {}  # (B, S', S, P) over frames

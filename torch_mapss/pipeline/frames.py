@@ -31,9 +31,12 @@ class Block(ABC):
         """Embeddings of a measure; called once for each.
 
         Returns:
-            Index of the frames, among the n, in which the measure is computed: the rows; for these
-            rows the references and distortions as points without outputs; (rows,) bool, whether
-            they are finite; and the embedded estimates (rows, S', M) of each call.
+            Four values for the rows, which are the frames in which the measure is computed:
+
+            1. index of the rows among the n frames;
+            2. their references and distortions, as points without outputs;
+            3. (rows,) bool, whether these references and distortions are finite;
+            4. their embedded estimates (rows, S', M), one tensor per call.
         """
 
 

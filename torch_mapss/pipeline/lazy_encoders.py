@@ -34,20 +34,26 @@ class LazyEncoder:
         choice: the encoder as a user passes it.
         options: options of :func:`torch_mapss.load_encoder`, if it is a name; None stands for the
             default.
-        like: the encoder whose frames the log-mel spectra use, for the name "mel".
+        frames_of: another encoder, for the name "mel" only: the log-mel spectra are computed on
+            the rate, hop and receptive field of that encoder. None: on mel's own.
 
     Raises:
         TypeError, ValueError: neither an encoder nor the name of one.
     """
 
     def __init__(
-        self, choice: EncoderChoice, options: Mapping[str, Any], like: LazyEncoder | None = None
+        self,
+        choice: EncoderChoice,
+        options: Mapping[str, Any],
+        frames_of: LazyEncoder | None = None,
     ) -> None:
         self.choice = os.fspath(choice) if isinstance(choice, os.PathLike) else choice
-        self.like = like
+        self._frames_of = frames_of
         self.options = {name: value for name, value in options.items() if value is not None}
-        self.checkpoint: str | None = None  # its name, if it has weights to load
-        self.is_known: bool = like is None or like.is_known  # frames known without reading files
+        # Name, folder or hub id of weights on disk; None: it has none, or was passed already made.
+        self.checkpoint: str | None = None
+        # Whether its rate and frames are known without reading files.
+        self.is_known: bool = frames_of is None or frames_of.is_known
         self._encoder: Encoder | None = None
         if isinstance(self.choice, str):
             row = known_row(self.choice)
@@ -61,8 +67,8 @@ class LazyEncoder:
 
     def load(self) -> Encoder:
         """The encoder, loaded at its first use."""
-        if self._encoder is None and self.like is not None:
-            frames = self.like.frames
+        if self._encoder is None and self._frames_of is not None:
+            frames = self._frames_of.frames
             self._encoder = mel_on_grid(frames.sample_rate, frames.hop, frames.receptive_field)
         elif self._encoder is None:
             self._encoder = as_encoder(self.choice, **self.options)
@@ -135,7 +141,12 @@ def lazy_encoders(
     options: dict[str, Any],
     decomposition_layer: int | None = None,
 ) -> dict[str, LazyEncoder]:
-    """Encoders by argument of :class:`~torch_mapss.MAPSS`; equal ones are one object."""
+    """Encoders by argument of :class:`~torch_mapss.MAPSS`.
+
+    An argument that equals ``encoder`` (the same object, or the same name and layer) shares its
+    :class:`LazyEncoder`, so that it is loaded once and encodes once. A decomposition encoder "mel"
+    always has one of its own, on the frames of ``encoder``.
+    """
     of_separation = LazyEncoder(encoder, options)
 
     def lazy_encoder(choice: EncoderChoice, layer: int | None = None) -> LazyEncoder:
@@ -148,7 +159,7 @@ def lazy_encoders(
         _check_layered(decomposition_encoder, decomposition_layer)
 
     if decomposition_encoder == "mel":  # on the frames of PS's encoder
-        of_decomposition = LazyEncoder(decomposition_encoder, {}, like=of_separation)
+        of_decomposition = LazyEncoder(decomposition_encoder, {}, frames_of=of_separation)
     else:
         of_decomposition = lazy_encoder(decomposition_encoder, decomposition_layer)
     if of_decomposition.pretrained:

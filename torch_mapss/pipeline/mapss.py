@@ -282,7 +282,7 @@ class MAPSS(nn.Module):
         Raises:
             TypeError: not a tensor of a type that holds audio.
             ValueError: shapes, lengths or samples that cannot be scored, see the message; or a
-                source with too few distortions, because its bank holds few families.
+                source with too few distortions, because its distortion bank holds few families.
         """
         config = self.config
         measures = config.measures if measures is None else checked_measures(measures)
@@ -328,7 +328,7 @@ class MAPSS(nn.Module):
         Raises:
             TypeError: not tensors of a type that holds audio.
             ValueError: shapes, lengths, devices or samples that do not fit, see the message;
-                ``attributed`` missing or wrong; a bank of other settings.
+                ``attributed`` missing or wrong; a reference bank of other settings.
         """
         config, frames = self.config, checked_frames(frames)
         memory = budget(config.memory, estimates)

@@ -119,7 +119,11 @@ class BlockScorer:
         self._plays = [active.any(-1) for active in self._active]  # (b, S) per length
 
     def add(self, group: int, block: Block) -> None:
-        """Score a block of the mixtures of one length, by their index in ``bank.groups``."""
+        """Score a block of the mixtures of one length, by their index in ``bank.groups``.
+
+        The masks are explained in :mod:`torch_mapss.pipeline`: ``active`` (n, S), ``plays`` (n, S),
+        ``present`` (n, S) or None, ``usable`` (n,) per call, ``exposed`` (n, S') per call.
+        """
         active = self._active[group][block.item, :, block.frame]  # (n, S)
         plays = self._plays[group][block.item]  # (n, S)
         count = active.sum(-1, keepdim=True)
@@ -128,7 +132,8 @@ class BlockScorer:
         # Sources in the graph of each frame. None, for all of them, leads to batches without a
         # mask, which are cheaper. With two sources both are active in every frame without a pause;
         # with more, finding out would read an accelerator.
-        both_active = active.shape[-1] == LEAST_ACTIVE and not block.has_pauses
+        two_sources = active.shape[-1] == 2
+        both_active = two_sources and not block.has_pauses
         may_read = not devices.is_accelerator(active.device)
         all_active = both_active or (may_read and bool(active.all()))
         present = None if all_active else active
