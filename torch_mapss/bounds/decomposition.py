@@ -14,7 +14,7 @@ error.
 distortions, so a member is left out of all frames at once. The error therefore does not shrink with
 the number of frames, as it would if each frame drew its own distortions.
 
-``benchmarks/coverage.py`` measures how often both hold against other draws of a bank.
+``benchmarks/coverage.py`` measures how often both hold against other draws of a distortion bank.
 """
 
 from __future__ import annotations

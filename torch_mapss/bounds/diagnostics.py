@@ -78,7 +78,7 @@ def bank_correlation(
     mask: Tensor | None = None,
     **options: Unpack[MapOptions],
 ) -> tuple[Tensor, Tensor]:
-    """Σρ̂ of every cluster along the bank's order, Bartlett's rule [sec:bounds].
+    """Σρ̂ of every cluster in the order of its distortion bank, Bartlett's rule [sec:bounds].
 
     Arguments and errors as :func:`torch_mapss.functional.perceptual_separation`.
 

@@ -1,4 +1,4 @@
-"""Members of a bank: the columns of the paper's table, selected and extended."""
+"""Members of a distortion bank: the columns of the paper's table, selected and extended."""
 
 from __future__ import annotations
 

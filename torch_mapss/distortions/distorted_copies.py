@@ -21,7 +21,7 @@ _PAPER = {member.name: member.function for kind in KINDS for member in paper_mem
 
 @dataclass(frozen=True)
 class CopyTask:
-    """Members of a bank, and the references (or a segment of them) to distort."""
+    """Members of a distortion bank, and the references (or a segment of them) to distort."""
 
     members: tuple[Distortion, ...]
     references: Tensor  # (..., S, T)

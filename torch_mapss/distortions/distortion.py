@@ -17,7 +17,7 @@ from torch_mapss.distortions.reference_features import ReferenceFeatures
 
 @dataclass(frozen=True, eq=False)
 class Distortion:
-    """Member of a bank: a function of the waveform, and the parameters to call it with.
+    """Member of a distortion bank: a function of the waveform, and the parameters to call it with.
 
     The function is called as ``function(waveform, sample_rate, **parameters)`` with a waveform of
     shape (..., T) and must return the same shape, finite. It must treat each row of the leading
@@ -125,7 +125,7 @@ def _described(value: Any) -> Any:
 
 
 class Measured(NamedTuple):
-    """Measurements on entire references that let a bank distort their segments consistently.
+    """Measurements on entire references, by which a distortion bank treats segments consistently.
 
     Args:
         mask: (..., S, P) bool, true where the member exists for this reference.

@@ -17,7 +17,7 @@ from torch_mapss.core.points import Points
 from torch_mapss.distortions import Measured
 from torch_mapss.pipeline.activity import active_sources, frames_to_score
 
-FORMAT = 9  # of saved banks; a bank of another format is refused
+FORMAT = 9  # of saved reference banks; one of another format is refused
 
 
 # ------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class ReferenceBank:
 
     @torch.inference_mode(False)  # like the result of `prepare`, it serves in training too
     def recombined(self, index: Tensor | Sequence[Sequence[int]]) -> ReferenceBank:
-        """Make a bank of new mixtures of the same sources, without preparing anything again.
+        """Make a reference bank of new mixtures of the same sources, without preparing any again.
 
         A source is distorted and encoded on its own, so it can be mixed with any other: n prepared
         pairs make n² mixtures. Its level is arbitrary too, since scoring normalises it.

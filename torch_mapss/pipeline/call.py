@@ -1,4 +1,4 @@
-"""A checked call of a scorer: estimates, and the bank of references to compare them with."""
+"""A checked call of a scorer: estimates, and the reference bank to compare them with."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def make_call(
     warn: bool = False,
     grid_shift: float = 0.0,
 ) -> Call:
-    """Check the arguments of a call, and prepare references that are not yet a bank.
+    """Check the arguments of a call, and prepare references that are not yet a reference bank.
 
     Args:
         config: settings of the scorer.

@@ -73,7 +73,7 @@ class CopyPlan(NamedTuple):
     config: Config
     budget: Budget
     bank: DistortionBank
-    members_by_measure: dict[str, list[int]]  # indices of its members in the bank
+    members_by_measure: dict[str, list[int]]  # indices of its members in ``bank``
     measured: Measured  # on entire references; the mask marks members of any of the measures
     present: dict[str, np.ndarray]  # (b, S, P) bool by measure: members to make for it
 

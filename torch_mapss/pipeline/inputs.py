@@ -226,7 +226,7 @@ def measures_of_bank(
 
 
 def check_bank(config: Config, bank: ReferenceBank, measures: Sequence[str], waves: Tensor) -> None:
-    """Raise ValueError unless a bank fits the settings and the estimates (B, S', T)."""
+    """Raise ValueError unless a reference bank fits the settings and the estimates (B, S', T)."""
     by_measure = bank.settings["measures"]  # "bleed" needs no preparing
     used = {name: by_measure.get(name, {}) for name in measures}
     differences = [

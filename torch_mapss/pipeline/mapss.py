@@ -309,7 +309,7 @@ class MAPSS(nn.Module):
 
         Args:
             estimates: (B, S', T) or (S', T) waveforms.
-            references: (B, S, T) or (S, T) waveforms, or a bank made of them by :meth:`prepare`.
+            references: (B, S, T) or (S, T) waveforms, or a reference bank made by :meth:`prepare`.
             attributed: (S',) index of the reference of each estimate; by default all references in
                 order. To score only a target, pass one estimate and ``attributed=(0,)``.
             lengths: (B,) true lengths in samples of estimates and references; a bank has its own.

@@ -1,4 +1,4 @@
-"""Preparation of a bank: references are normalised, distorted and encoded."""
+"""Preparation of a reference bank: references are normalised, distorted and encoded."""
 
 from __future__ import annotations
 

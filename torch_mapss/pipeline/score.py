@@ -1,4 +1,4 @@
-"""Scoring of checked calls with a bank, block by block."""
+"""Scoring of checked calls with a reference bank, block by block."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def score(
     functions: Mapping[str, ScoreFunction] | None = None,
     settings: MapSettings | None = None,
 ) -> list[FrameValues]:
-    """Score the frames of calls that share a bank.
+    """Score the frames of calls that share a reference bank.
 
     This is the one loop over blocks of frames. A block's points come from memory or are made on
     demand, once for all calls. Without a graph, the memory of a block is freed at once; with one,
@@ -98,7 +98,7 @@ class BlockScorer:
     """Starts the work on blocks of frames, and writes the results to the values of each call.
 
     Args:
-        values: values of calls that share a bank.
+        values: values of calls that share a reference bank.
         functions: see :func:`score`.
     """
 
@@ -216,7 +216,7 @@ def blocks_of_group(
     """Blocks of the mixtures of one length, whose estimates are embedded now or on demand.
 
     Args:
-        calls: calls that share a bank.
+        calls: calls that share a reference bank.
         group: index of the length in ``bank.groups``.
         measures: measures to compute.
         embedder: embeds the estimates.

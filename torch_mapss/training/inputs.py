@@ -30,7 +30,7 @@ def validate(
     pit: str | None,
     grid_shift: float = 0.0,
 ) -> Call:
-    """Check a call of a loss; references that are not yet a bank become one.
+    """Check a call of a loss; references that are not yet a reference bank become one.
 
     Args:
         config: settings of the scorer.
