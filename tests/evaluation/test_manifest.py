@@ -21,12 +21,12 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_manifest(tmp_path_factory.mktemp("set"), 3)
 
 
-SHOWN = "The least that is valid"
+SHOWN = "Minimal example"
 BROKEN = (
     (None, "m.json: cannot be read: No such file"),
-    ("{not json", "is no valid JSON in UTF-8"),
+    ("{not json", "is not valid JSON in UTF-8"),
     ('[{"mixture_id": "x", "mixture_id": "y"}]', "an object has the key 'mixture_id' twice"),
-    ('{"id": 1}\n{"id": 2}\n', f"One object per line is no manifest. {SHOWN}"),
+    ('{"id": 1}\n{"id": 2}\n', f"A file with one object per line is not a manifest. {SHOWN}"),
     ("[]", "must be a JSON list of mixtures, got []"),
     ('{"x": 1}', f'must be a JSON list of mixtures, got {{"x": 1}}. {SHOWN}'),
     ("[3]", "entry 0 must be an object, got 3"),

@@ -112,7 +112,9 @@ def test_the_summary_is_printed_and_settings_can_be_used_again(manifest, tmp_pat
     for options, name in (*cases, (("--config", str(config)), "separation_bank")):
         assert evaluate_command(path, out, *options) == 2
         (printed,) = capsys.readouterr().err.splitlines()
-        assert all(fragment in printed for fragment in ("holds results of other settings", name))
+        assert all(
+            fragment in printed for fragment in ("holds results made with different settings", name)
+        )
     assert same_tables(out, tmp_path / "c")
 
 
@@ -222,7 +224,7 @@ def test_a_file_that_changes_meanwhile_is_a_failure(tmp_path, monkeypatch, capsy
     assert "torch-mapss: failed: mixture 'm0', system 'good'" in capsys.readouterr().err
     scores = pd.read_csv(out / "scores.csv")
     assert list(scores["status"]) == ["failed", "failed", "ok", "ok"]
-    assert "changed while they were scored" in scores["reason"][0]
+    assert "changed during scoring" in scores["reason"][0]
     assert evaluate_command(path, out) == arguments.OK
 
 
@@ -391,6 +393,14 @@ def test_names_in_another_unicode_form_are_those_of_the_first_run(tmp_path):
     assert len(results.items) == 2
     for name in results.scores["mixture_id"]:
         assert [*results.frames(name).systems] == ["é"]
+
+
+def test_a_report_is_saved_under_the_spelling_of_the_folder(tmp_path):
+    truth = sources(seconds=0.3)
+    report = evaluate(estimates=leaky(truth), references=truth, mapss=small_mapss())
+    for form in ("NFC", "NFD"):
+        report.save(tmp_path / "out", system=unicodedata.normalize(form, "é"))
+    assert load_results(tmp_path / "out").systems == ("é",)
 
 
 def test_excerpts_are_the_same_for_all_systems_whatever_their_length(tmp_path):

@@ -164,7 +164,7 @@ def test_shards_read_copies_of_one_set(manifest, results, tmp_path, capsys):
     score_set(tmp_path / "node2/manifest.json", tmp_path / "out", quiet=False)
     told = capsys.readouterr().err
     assert "5 of 6 pairs of mixture and system are done already" in told
-    assert "1 pairs are scored again, since they have other files than those scored" in told
+    assert "1 pairs are scored again, since they have files that differ from those scored" in told
 
 
 def test_a_shard_without_mixtures_is_no_fault(tmp_path, monkeypatch, capsys):
@@ -281,7 +281,7 @@ def test_an_interruption_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     assert cli.main(["evaluate", str(path), "--out", str(tmp_path / "o"), *QUICK]) == 130
     told = capsys.readouterr().err
     assert "interrupted after 1 of 3 pairs of mixture and system" in told
-    assert "the same command goes on from there" in told
+    assert "run the same command (or call) again to continue" in told
     # Records of changed files are scored again, so they are not among the saved pairs.
     write(tmp_path / "set/m0/one/a.wav", leaky(sources(2, 0.3), 0.9)[0])
 

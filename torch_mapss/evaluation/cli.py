@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             console.say(end="")  # flushes what libraries have printed
         return code
     except KeyboardInterrupt as interruption:
-        console.complain(" ".join(["interrupted", *map(str, interruption.args)]))
+        console.log(" ".join(["interrupted", *map(str, interruption.args)]))
         return INTERRUPTED
     except Exception as error:
         _print_error(error)
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _print_error(error: Exception) -> None:
     if os.environ.get(DEBUG):
-        console.complain("".join(traceback.format_exception(error)))
+        console.log("".join(traceback.format_exception(error)))
     text = str(error) or type(error).__name__
     if not isinstance(error, ValueError | TypeError | OSError | ImportError | RuntimeError):
         text = f"unexpected {type(error).__name__}: {text}. Set {DEBUG}=1 for the traceback"
@@ -107,4 +107,4 @@ def _print_error(error: Exception) -> None:
     with suppress(ValueError):
         shard = launched_shard()
     where = f" in process {shard.number} of {shard.total}" if shard.total > 1 else ""
-    console.complain(f"error{where}: {text}")
+    console.log(f"error{where}: {text}")

@@ -58,7 +58,7 @@ def say(text: str = "", end: str = "\n") -> None:
         ) from error
 
 
-def complain(text: str) -> None:
+def log(text: str) -> None:
     """Print a line to the error stream, after the program's name."""
     with suppress(OSError):
         print(f"torch-mapss: {text}", file=sys.stderr, flush=True)
@@ -70,7 +70,7 @@ def short_warnings(quiet: bool) -> Iterator[None]:
     with warnings.catch_warnings():
         if quiet:
             warnings.simplefilter("ignore")
-        warnings.showwarning = lambda message, *_, **__: complain(f"warning: {message}")
+        warnings.showwarning = lambda message, *_, **__: log(f"warning: {message}")
         yield
 
 
@@ -79,7 +79,7 @@ class _Lines:
 
     def write(self, text: str) -> None:
         if text.strip():
-            complain(text.strip())
+            log(text.strip())
 
     def flush(self) -> None:
         """Every line is printed at once."""

@@ -63,7 +63,7 @@ class Inspection:
         self.signals = signals
         self.has_log_pm = has_log_pm
         self.energy_ratios = energy_ratios
-        outputs, truth = signals.outputs, signals.truth
+        outputs, truth = signals.mono_estimates, signals.mono_references
         self.silent = tuple(bool(is_constant(output)) for output in outputs)
         self.silent_references = tuple(bool(is_constant(reference)) for reference in truth)
         self.estimate_bands = tuple(bandwidth(outputs, signals.rate).tolist())
@@ -299,8 +299,8 @@ def _sums(inspection: Inspection) -> _Findings:
 
 def _copies(inspection: Inspection) -> _Findings:
     """Find estimates equal to their reference, and signals equal to the mixture."""
-    truth = inspection.signals.truth[list(inspection.signals.attributed)]
-    identical = (inspection.signals.outputs == truth).all(-1).tolist()
+    truth = inspection.signals.mono_references[list(inspection.signals.attributed)]
+    identical = (inspection.signals.mono_estimates == truth).all(-1).tolist()
     labels_by_kind: dict[str, list[str]] = {"same": [], "same mean": []}
     for row, clip, reference_row in inspection.estimates:
         if identical[row] and not inspection.silent[row]:

@@ -86,8 +86,8 @@ def load_manifest(path: str | os.PathLike[str]) -> tuple[Mixture, ...]:
     except ValueError as error:
         # One entry per line, as Lhotse and others write them.
         lines = "Extra data" in str(error)
-        hint = f". One object per line is no manifest. {_EXAMPLE}" if lines else ""
-        raise ManifestError(name, [f"is no valid JSON in UTF-8 ({error}){hint}"]) from None
+        hint = f". A file with one object per line is not a manifest. {_EXAMPLE}" if lines else ""
+        raise ManifestError(name, [f"is not valid JSON in UTF-8 ({error}){hint}"]) from None
     return read_entries(entries, name, os.path.dirname(os.fspath(path)))
 
 
@@ -101,7 +101,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 # The shortest manifest that there can be, on one line.
 _EXAMPLE = (
-    'The least that is valid: [{"mixture_id": "song1", "references": ["a.wav", "b.wav"], '
+    'Minimal example: [{"mixture_id": "song1", "references": ["a.wav", "b.wav"], '
     '"systems": {"mine": ["a_est.wav", "b_est.wav"]}}]'
 )
 
@@ -258,7 +258,7 @@ def _problems(entry: Any, where: str) -> Iterator[str]:
         elif not any(paths):
             yield f"{where}, system {system!r}: estimates no source at all; leave it out"
     if len({*map(io.same_name, systems)}) < len(systems):
-        yield f"{where}: the name of a system is there twice"
+        yield f"{where}: a system name appears twice"
 
 
 def _missing_files(mixture: Mixture) -> Iterator[str]:
@@ -276,7 +276,7 @@ def short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def of_one_folder(mixtures: Sequence[Mixture]) -> tuple[Mixture, ...]:
+def rebased(mixtures: Sequence[Mixture]) -> tuple[Mixture, ...]:
     """Mixtures with paths relative to one absolute folder, which is named in their results.
 
     An engine may open them from another working folder.

@@ -256,11 +256,14 @@ class Report:
             The folder.
 
         Raises:
-            ValueError: ``folder`` is a file, cannot be made, or holds results of other settings.
+            ValueError: ``folder`` is a file, cannot be made, or holds results made with
+                different settings.
         """
         folder = io.make_folder(folder)
         mixture = self._as_mixture(system)
         results_folder.claim(folder, self.settings, self.grid_rate, options)
+        (mixture,) = results_folder.with_stored_spelling(folder, [mixture])
+        (system,) = mixture.systems
         mixtures, _ = results_folder.add_mixtures(folder, [mixture])
         hashes = FileHashes(mixture)
         in_order = self._in_order_of_sources()

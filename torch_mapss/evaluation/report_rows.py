@@ -81,7 +81,7 @@ def input_notes(
 ) -> tuple[str, ...]:
     """Sentences on the changes made to the input."""
     clips, rate = (*signals.references, *signals.estimates), signals.rate
-    notes = audio_input.remarks(clips, rate, signals.outputs.shape[-1])
+    notes = audio_input.remarks(clips, rate, signals.mono_estimates.shape[-1])
     encoder_rate = signals.grid.sample_rate
     if high := sorted({clip.rate for clip in clips if clip.rate > encoder_rate}):
         notes.append(
@@ -172,7 +172,7 @@ def make_report(
             *pair_encoder_notes(description, frames),
         ),
         findings=inspected.findings,
-        device=device_name(signals.outputs.device),
+        device=device_name(signals.mono_estimates.device),
         mixture=signals.mixture,
         mixture_id=key,
         grid_rate=signals.grid.sample_rate,

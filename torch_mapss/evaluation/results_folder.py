@@ -238,7 +238,7 @@ def claim(
         options: options that reproduce the scores; None if unknown.
 
     Raises:
-        ValueError: the folder holds results of other settings, or unrelated tables.
+        ValueError: the folder holds results made with different settings, or unrelated tables.
     """
     path = os.path.join(folder, "settings.json")
     if not os.path.exists(path):
@@ -261,9 +261,9 @@ def claim(
     if unlike:
         source = "--config settings.json of that folder" if "options" in stored else "its mapss="
         raise ValueError(
-            f"{io.shown(folder)!r} holds results of other settings ({'; '.join(unlike)}). "
-            "Scores of unlike settings do not belong in one table: name another folder, or use "
-            f"the same settings ({source})."
+            f"{io.shown(folder)!r} holds results made with different settings "
+            f"({'; '.join(unlike)}). Scores made with different settings cannot share a table: "
+            f"name another folder, or use the same settings ({source})."
         )
 
 
@@ -344,43 +344,47 @@ def add_mixtures(folder: str, mixtures: Sequence[Mixture]) -> tuple[dict[str, Mi
         stored = tuple(map(absolute, stored))
     stored_by_name = {io.same_name(mixture.name): mixture for mixture in stored}
     by_name = {io.same_name(mixture.name): mixture for mixture in mixtures}
-    stayed: Counter[str] = Counter()  # by system, number of stored mixtures that the new list lacks
-    for name, before in stored_by_name.items():
-        mixture = by_name.get(name, before._replace(systems={}))
-        added = [system for system in before.systems if system not in mixture.systems]
-        stayed.update(added)
-        if added and name in by_name:
-            by_name[name] = _with_systems(folder, mixture, before, added)
+    kept_counts: Counter[str] = (
+        Counter()
+    )  # by system, number of stored mixtures that the new list lacks
+    for name, stored_mixture in stored_by_name.items():
+        mixture = by_name.get(name, stored_mixture._replace(systems={}))
+        only_stored = [system for system in stored_mixture.systems if system not in mixture.systems]
+        kept_counts.update(only_stored)
+        if only_stored and name in by_name:
+            by_name[name] = _with_systems(folder, mixture, stored_mixture, only_stored)
     # A list that names every stored mixture gives their order as well.
     is_full = stored_by_name.keys() <= by_name.keys()
     in_order = by_name if is_full else {**stored_by_name, **by_name}
     merged = {mixture.name: mixture for mixture in in_order.values()}
     io.write_json(path, _content([*merged.values()], root, folder))
-    if not stayed:
+    if not kept_counts:
         return merged, ""
-    counts = io.listed(f"system {system!r} of {n} mixtures" for system, n in stayed.items())
+    counts = io.listed(f"system {system!r} of {n} mixtures" for system, n in kept_counts.items())
     return merged, (
         f"{io.shown(folder)!r} also holds {counts}, scored before; they stay in its tables. For "
         "tables of this set alone, name another folder"
     )
 
 
-def _with_systems(folder: str, mixture: Mixture, before: Mixture, added: Sequence[str]) -> Mixture:
+def _with_systems(
+    folder: str, mixture: Mixture, stored_mixture: Mixture, only_stored: Sequence[str]
+) -> Mixture:
     """``mixture`` with systems scored earlier against the same references."""
-    systems = {**before.systems, **mixture.systems}
+    systems = {**stored_mixture.systems, **mixture.systems}
     try:
         records = read_records(folder, mixture.name)
     except ValueError:  # these systems are scored again if asked for
         records = {}
     hashes = FileHashes(mixture)
-    for system in added:
+    for system in only_stored:
         files = records[system]["files"] if system in records else ()
-        reference_files = files[: len(before.references)]
+        reference_files = files[: len(stored_mixture.references)]
         if files and not files_agree(reference_files, mixture.references, mixture, hashes):
             raise ValueError(
                 f"{io.shown(folder)!r} holds mixture {mixture.name!r} with other references, and "
-                f"scores of {io.listed(map(repr, added), 3)} against them. Name another folder, or "
-                "give the mixture another mixture_id."
+                f"scores of {io.listed(map(repr, only_stored), 3)} against them. Name another "
+                "folder, or give the mixture another mixture_id."
             )
     return mixture._replace(systems=systems)
 

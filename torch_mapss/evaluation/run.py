@@ -23,20 +23,20 @@ import torch
 from torch_mapss.core import checks
 from torch_mapss.core.devices import device_name
 from torch_mapss.evaluation import console, io, results_folder
-from torch_mapss.evaluation import settings as scoring
 from torch_mapss.evaluation.engines import Map
-from torch_mapss.evaluation.manifest import Mixture, as_mixtures, of_one_folder
+from torch_mapss.evaluation.manifest import Mixture, as_mixtures, rebased
 from torch_mapss.evaluation.records import MixtureScores, Record, failed_record
 from torch_mapss.evaluation.results import Results, read_results, write_tables
 from torch_mapss.evaluation.score import Scorer
 from torch_mapss.evaluation.score_mixture import MixtureJob, load_mixture, score_loaded
+from torch_mapss.evaluation.settings import checked_names, storable, with_absolute_folders
 from torch_mapss.evaluation.shard import Shard, parse_shard
 
 if TYPE_CHECKING:
     from torch_mapss.pipeline.mapss import MAPSS
 
 # Errors that end the run, since the next mixture could not be written either.
-_OF_THE_RUN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOENT, errno.EACCES, errno.EPERM)
+_FATAL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOENT, errno.EACCES, errno.EPERM)
 _WARM_UP_S, _PIECE_S = 1.0, 3.0  # seconds of audio that the time of a long run is estimated from
 _LONG_S = 120.0  # seconds of audio; an estimate is printed for longer runs
 
@@ -52,7 +52,7 @@ def evaluate_set(
     progress: bool = False,
     **settings: Any,
 ) -> Results:
-    """Score the systems of a test set, continuing from the results already in ``out``.
+    """Score the systems of a test set, skipping pairs already scored in ``out``.
 
     Args:
         manifest: path of a JSON file, or its entries: ``{"mixture_id": …, "references": […],
@@ -67,8 +67,8 @@ def evaluate_set(
         device, mapss: as in :func:`torch_mapss.evaluate`. With an engine, pass settings rather than
             a ``mapss``, which would be sent with every mixture.
         shard: ``"I/N"``: score only mixtures I, I+N, …, counted from 1; other calls score the
-            others. By default all, even under a launcher.
-        progress: show the progress on the error stream.
+            remaining ones. By default, scores everything, even when started by torchrun or srun.
+        progress: show progress on stderr.
         settings: as in :func:`torch_mapss.evaluate`.
 
     Returns:
@@ -77,8 +77,8 @@ def evaluate_set(
 
     Raises:
         ManifestError: the manifest is invalid; lists all problems.
-        TypeError, ValueError: settings are out of range, or ``out`` is a file or holds results of
-            other settings.
+        TypeError, ValueError: settings are out of range, or ``out`` is a file or holds results
+            made with different settings.
         RuntimeError: the engine stopped; results that had arrived are kept.
         OSError: the results cannot be written, as on a full disk.
 
@@ -91,7 +91,7 @@ def evaluate_set(
         >>> results = evaluate_set("set.json", out="results", encoder="mel")    # doctest: +SKIP
         >>> print(compare(results))                                             # doctest: +SKIP
     """
-    settings = scoring.checked_names(settings)
+    settings = checked_names(settings)
     job = MixtureJob(settings, device, mapss)
     chosen = Shard() if shard is None else parse_shard(shard)
     results = score_mixtures(
@@ -105,11 +105,11 @@ def evaluate_set(
 
 
 def pending_text(results: Results) -> str:
-    """Sentence about the pairs that remain to be scored, and by whom."""
+    """Sentences about the pairs that remain to be scored, and how to score them."""
     names = [f"mixture {mixture!r}, system {system!r}" for mixture, system in results.pending]
     return (
-        f"{len(names)} pairs of mixture and system are not scored yet ({io.listed(names, 2)}): by "
-        "the other shards, or by the same call without a shard, which writes the tables"
+        f"{len(names)} pairs of mixture and system are not scored yet ({io.listed(names, 2)}). "
+        "Run the remaining shards, or the same call without `shard`, to finish and write the tables"
     )
 
 
@@ -134,14 +134,18 @@ def score_mixtures(
         ValueError, RuntimeError, OSError: as :func:`evaluate_set`.
         KeyboardInterrupt: its text says how to continue.
     """
-    shard, mixtures = shard or Shard(), of_one_folder(mixtures)
+    shard, mixtures = shard or Shard(), rebased(mixtures)
     # In this process files are read in the background, and the progress of segments is shown.
     in_process = map is builtins.map
-    scorer = Scorer.of(job.settings, job.device, job.mapss) if in_process else _describing(job)
-    options = None if job.mapss is not None else scoring.storable(job.settings)
+    if in_process:
+        scorer = Scorer.of(job.settings, job.device, job.mapss)
+    else:
+        scorer = _scorer_for_description(job)
+    options = None if job.mapss is not None else storable(job.settings)
     rate = scorer.mapss.grid.sample_rate
     description = scorer.description  # loads an encoder, to hash its weights
-    folder = io.make_folder(out)  # created only now, so that invalid settings leave none behind
+    # The folder is created only now, so that invalid settings leave no folder behind.
+    folder = io.make_folder(out)
     results_folder.claim(folder, description, rate, options)
     mixtures = results_folder.with_stored_spelling(folder, mixtures)
     stored, remark = results_folder.add_mixtures(folder, mixtures)
@@ -156,13 +160,13 @@ def score_mixtures(
     orders = {name: [*mixture.systems] for name, mixture in stored.items()}
     work = _PendingWork(folder, scorer, pending, orders, finished)
     if in_process and pending and not quiet:
-        console.complain(f"computing on {device_name(scorer.device)}")
+        console.log(f"computing on {device_name(scorer.device)}")
     try:
         with console.progress(sum(work.lengths.values()), quiet) as bar:
             work.bar = bar
             if in_process and pending and not quiet:
                 work.tell_time()
-            function: Any = job._replace(settings=scoring.with_absolute_folders(job.settings))
+            function: Any = job._replace(settings=with_absolute_folders(job.settings))
             arriving = work.in_process() if in_process else _by_engine(map, function, pending)
             work.receive(arriving, engine=not in_process)
     except KeyboardInterrupt:
@@ -200,7 +204,7 @@ def _by_engine(map: Map, function: Any, pending: Sequence[Mixture]) -> Iterator[
     yield from map(function, pending)
 
 
-def _describing(job: MixtureJob) -> Scorer:
+def _scorer_for_description(job: MixtureJob) -> Scorer:
     """Scorer that describes the settings of a job that other processes run; it scores nothing.
 
     Their device is not used, since this process may lack it.
@@ -220,27 +224,27 @@ def _tell_progress_so_far(
     ``finished`` pairs and ``states`` are those of the shard.
     """
     if shard.total > 1:
-        console.complain(
+        console.log(
             f"shard {shard.number} of {shard.total}: mixtures {shard.number}, "
             f"{shard.number + shard.total}, ... of the manifest. The last shard to "
             "finish writes the tables"
         )
     if remark:
-        console.complain(remark)
+        console.log(remark)
     reasons = Counter(reason for _, by_system in states for reason in by_system.values())
     if finished:
         pairs = finished + reasons.total()
-        console.complain(f"{finished} of {pairs} pairs of mixture and system are done already")
+        console.log(f"{finished} of {pairs} pairs of mixture and system are done already")
     causes = {
         "failed": "failed before",
-        "changed": "have other files than those scored before (by size and SHA-256)",
+        "changed": "have files that differ from those scored before (by size and SHA-256)",
         "lost": "lost their frame scores",
     }
     for reason, text in causes.items():
         if reasons[reason]:
-            console.complain(f"{reasons[reason]} pairs are scored again, since they {text}")
+            console.log(f"{reasons[reason]} pairs are scored again, since they {text}")
     for reason in reasons.keys() - {*causes, "new"}:  # damaged records, by file
-        console.complain(f"warning: {reason}")
+        console.log(f"warning: {reason}")
 
 
 class _PendingWork:
@@ -285,8 +289,8 @@ class _PendingWork:
             if not isinstance(scores, MixtureScores):
                 raise TypeError(
                     "map must return what the function returned for each mixture, got "
-                    f"{type(scores).__name__!r}. Of an engine that returns futures pass the map of "
-                    "its executor, as client.get_executor().map of Dask."
+                    f"{type(scores).__name__!r}. If the engine returns futures, pass its "
+                    "executor's map, e.g. Dask's client.get_executor().map."
                 )
             self._write(scores)
             self.done += 1
@@ -303,7 +307,7 @@ class _PendingWork:
             results_folder.write_scores(self.folder, scores, order)
             self.saved_pairs += len(scores.frames)  # those that failed have none
         except io.WriteError as error:
-            if error.errno in _OF_THE_RUN:
+            if error.errno in _FATAL_ERRNOS:
                 raise
             records = {}
             for system, record in scores.records.items():
@@ -339,7 +343,7 @@ class _PendingWork:
         return (
             f"after {self.saved_pairs} of {self.all_pairs} pairs of mixture and system, which are "
             "saved in "
-            f"{io.shown(self.folder)!r}: the same command goes on from there"
+            f"{io.shown(self.folder)!r}: run the same command (or call) again to continue"
         )
 
     def tell_time(self) -> None:
@@ -372,7 +376,7 @@ class _PendingWork:
                 excerpts = settings._replace(excerpts=8)
                 shorter = sum(builtins.map(excerpts.scored, self.seconds.values()))
                 text += f" (with --excerpts 8 about {console.duration(factor * shorter)})"
-        console.complain(text)
+        console.log(text)
 
 
 def _seconds(mixture: Mixture) -> float:

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch_mapss.core import checks
 from torch_mapss.core.devices import best_device, with_index
 from torch_mapss.evaluation import audio_input, io
-from torch_mapss.evaluation import settings as scoring
 from torch_mapss.evaluation.audio_input import Clip, ReferenceSignals
 from torch_mapss.evaluation.energy_ratios import energy_ratios
 from torch_mapss.evaluation.excerpts import excerpt_spans, seed_of
@@ -24,7 +23,12 @@ from torch_mapss.evaluation.input_checks import Inspection
 from torch_mapss.evaluation.protocol import settings_of
 from torch_mapss.evaluation.report import Report
 from torch_mapss.evaluation.report_rows import make_report
-from torch_mapss.evaluation.settings import ScoringSettings
+from torch_mapss.evaluation.settings import (
+    ScoringSettings,
+    checked_names,
+    mapss_of,
+    scoring_settings,
+)
 from torch_mapss.evaluation.system_signals import SystemSignals, system_signals
 from torch_mapss.pipeline.energy_ratios import bss_package
 from torch_mapss.pipeline.scores import ScoreBounds, Scores
@@ -52,14 +56,14 @@ class Scorer:
         mapss: MAPSS | None = None,
     ) -> Scorer:
         """Make a scorer from settings; arguments and errors as in :func:`torch_mapss.evaluate`."""
-        settings = scoring.checked_names(settings)
-        chosen = scoring.scoring_settings(settings)
+        settings = checked_names(settings)
+        chosen = scoring_settings(settings)
         if chosen.measures is not None and "bss" in chosen.measures:
             bss_package()  # fail now rather than for every mixture
         by_name = mapss is None and isinstance(settings.get("encoder", ""), str)
         if device == "auto" or (device is None and by_name):
             device = best_device()
-        mapss = scoring.mapss_of(settings, device, mapss)
+        mapss = mapss_of(settings, device, mapss)
         size = settings.get("bank_size") or _LEAST_BANK
         computes_pm = "match" in (chosen.pipeline_measures or mapss.measures)
         if size < _LEAST_BANK and computes_pm:
@@ -115,7 +119,7 @@ class Scorer:
     ) -> Inspection:
         """Combine one system's estimates with the references, and inspect the signals.
 
-        This needs no MAPSS, so it can be done while another mixture is being scored.
+        This runs no encoder, so it can be done while another mixture is being scored.
 
         Raises:
             ValueError: the estimates do not fit the references.
@@ -139,7 +143,7 @@ class Scorer:
 
     def spans(self, signals: SystemSignals, key: str) -> list[tuple[int, int]]:
         """Ranges in samples that are scored: the whole, or each excerpt."""
-        samples = signals.truth.shape[-1]
+        samples = signals.mono_references.shape[-1]
         if self.settings.excerpts is None:
             return [(0, samples)]
         rate = self.mapss.sample_rate
@@ -163,13 +167,13 @@ class Scorer:
         in total; ``key`` decides which excerpts are drawn.
         """
         signals = [inspected.signals for inspected in systems]
-        spans, channels = self.spans(signals[0], key), range(len(signals[0].channels))
+        spans, channels = self.spans(signals[0], key), range(len(signals[0].references_by_channel))
         attributed = [system.attributed for system in signals]
         scored: list[Any] = []  # by channel, then by system
         for channel in channels:
             progress = _channel_progress(on_segment, len(scored), len(channels))
-            truth = signals[0].channels[channel]
-            outputs = [system.moved[channel] for system in signals]
+            truth = signals[0].references_by_channel[channel]
+            outputs = [system.estimates_by_channel[channel] for system in signals]
             scored.append(self._scored(outputs, truth, attributed, spans, seed_of(key), progress))
             progress(1, 1)
         by_system = zip(systems, zip(*scored))
@@ -199,9 +203,12 @@ class Scorer:
         if not settings.bounds:
             scores = mapss.score_systems(outputs, bank, attributed, **shared)
             return [(of_system, None) for of_system in scores]
-        kind: dict[str, Any] = {"convention": settings.bounds_convention, "tail": settings.tail}
+        bound_options: dict[str, Any] = {
+            "convention": settings.bounds_convention,
+            "tail": settings.tail,
+        }
         bounds = mapss.bound_systems(
-            outputs, bank, settings.confidence, attributed, **kind, **shared
+            outputs, bank, settings.confidence, attributed, **bound_options, **shared
         )
         # The bounds include scores from the same maps, unless they use another convention.
         scores = [of_system.scores for of_system in bounds if of_system.scores is not None]

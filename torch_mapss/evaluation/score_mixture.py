@@ -40,7 +40,7 @@ from torch_mapss.pipeline.segments import OnSegment
 if TYPE_CHECKING:
     from torch_mapss.pipeline.mapss import MAPSS
 
-_CHANGED = "its files were changed while they were scored; start again"
+_CHANGED = "its files changed during scoring; run it again"
 
 
 def score_mixture(
@@ -210,7 +210,7 @@ def score_loaded(
     reports: dict[str, Report] = {}
     by_length: dict[int, dict[str, Inspection]] = {}
     for system, inspected in loaded.systems.items():
-        samples = inspected.signals.truth.shape[-1]
+        samples = inspected.signals.mono_references.shape[-1]
         by_length.setdefault(samples, {})[system] = inspected
     for together in by_length.values():
         reports |= _reports(scorer, mixture, together, failures, on_segment)

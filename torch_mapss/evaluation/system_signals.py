@@ -36,16 +36,16 @@ class SystemSignals(NamedTuple):
 
     estimates: Sequence[Clip]  # S'
     references: Sequence[Clip]  # S
-    outputs: Tensor  # (S', T), before any alignment
-    truth: Tensor  # (S, T)
+    mono_estimates: Tensor  # (S', T), before any alignment
+    mono_references: Tensor  # (S, T)
     attributed: Sequence[int]  # S', the reference of each estimate
     mixture: Clip | None
-    rate: int  # Hz, sample rate of outputs and truth
+    rate: int  # Hz, sample rate of the waveforms
     grid: Grid  # the encoder's frames
     lags: Sequence[int | None]  # S', samples behind the reference; None: unclear
     removed: Sequence[int]  # S', lags that are removed, by align="shift"
-    moved: Tensor  # (C, S', T): the estimates of each channel, their lags removed
-    channels: Tensor  # (C, S, T): the references
+    estimates_by_channel: Tensor  # (C, S', T): the estimates of each channel, their lags removed
+    references_by_channel: Tensor  # (C, S, T): the references
 
 
 def system_signals(
@@ -89,15 +89,15 @@ def system_signals(
     audio_input.check_channels([*clips, *reference_clips])
     outputs = audio_input.stack(clips, samples, device)
     # MAPSS refuses non-finite samples, unless check_finite is off.
-    mono_outputs, mono_references = audio_input.mean_of_channels(outputs), references.mono
+    mono_estimates, mono_references = audio_input.mean_of_channels(outputs), references.mono
     if samples < mono_references.shape[-1]:
         mono_references = mono_references[:, :samples]
     if settings.permute:
-        attributed = audio.match_sources(mono_outputs, mono_references).tolist()
+        attributed = audio.match_sources(mono_estimates, mono_references).tolist()
     attributed = checks.check_attributed(attributed, len(clips), len(reference_clips))
     rate, align = mapss.sample_rate, settings.align is not None
     target = mono_references[list(attributed)]
-    lags, removed = measure_lags(mono_outputs, target, rate, align)
+    lags, removed = measure_lags(mono_estimates, target, rate, align)
     moved = outputs
     if any(removed):
         shifted = [audio.shift(wave, lag) for wave, lag in zip(outputs.unbind(-2), removed)]
@@ -105,16 +105,16 @@ def system_signals(
     return SystemSignals(
         estimates=audio_input.viewing(clips, outputs),
         references=reference_clips,
-        outputs=mono_outputs,
-        truth=mono_references,
+        mono_estimates=mono_estimates,
+        mono_references=mono_references,
         attributed=attributed,
         mixture=mixture,
         rate=rate,
         grid=mapss.grid,
         lags=lags,
         removed=removed,
-        moved=moved,
-        channels=references.channels[..., :samples],
+        estimates_by_channel=moved,
+        references_by_channel=references.channels[..., :samples],
     )
 
 
@@ -143,13 +143,15 @@ def _frames(signals: SystemSignals, times: Tensor) -> tuple[Tensor, Tensor]:
 
 def muted_frames(signals: SystemSignals, times: Tensor) -> Tensor:
     """Frames in which an estimate stays 80 dB below its own peak: (S', F) bool."""
-    samples, device = signals.moved.shape[-1], signals.moved.device
+    samples, device = signals.estimates_by_channel.shape[-1], signals.estimates_by_channel.device
     starts, ends = (
         (edge * signals.rate).round().long().clamp(0, samples).to(device)
         for edge in _frames(signals, times)
     )
     rows = []
-    for channels in signals.moved.unbind(1):  # one estimate after another, to save memory
+    for channels in signals.estimates_by_channel.unbind(
+        1
+    ):  # one estimate after another, to save memory
         output = audio_input.mean_of_channels(channels)
         peak = output.abs().amax().clamp(min=audio.SILENCE_PEAK)
         sounds = output.abs() > 10 ** (_MUTED_DB / 20) * peak
@@ -162,6 +164,6 @@ def covered_frames(signals: SystemSignals, times: Tensor) -> Tensor:
     """(S', F) bool: frames that an estimate still covers after its lag was removed."""
     # An estimate moved to an earlier time lacks its end.
     lags = torch.tensor(signals.removed, dtype=times.dtype, device=times.device) / signals.rate
-    lags, seconds = lags.unsqueeze(-1), signals.truth.shape[-1] / signals.rate
+    lags, seconds = lags.unsqueeze(-1), signals.mono_references.shape[-1] / signals.rate
     begins, ends = _frames(signals, times)
     return (begins >= -lags - _ROUNDING_S) & (ends <= seconds - lags + _ROUNDING_S)

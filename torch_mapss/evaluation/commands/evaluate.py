@@ -123,7 +123,7 @@ def _mixtures(args: argparse.Namespace) -> Sequence[Mixture]:
         allow_missing=args.allow_missing,
     )
     for note in () if args.quiet else notes:
-        console.complain(note)
+        console.log(note)
     return mixtures
 
 
@@ -161,7 +161,7 @@ def run(args: argparse.Namespace) -> int:
     with arguments.threads(args.threads), _engine(args) as engine:
         results = score_mixtures(mixtures, args.out, job, map=engine, shard=shard, quiet=quiet)
     for line in results.failures:
-        console.complain(f"failed: {line}")
+        console.log(f"failed: {line}")
     if not quiet and results.pending:
         console.say(f"{pending_text(results)}.")
     elif not quiet:
