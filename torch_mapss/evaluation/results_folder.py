@@ -344,9 +344,8 @@ def add_mixtures(folder: str, mixtures: Sequence[Mixture]) -> tuple[dict[str, Mi
         stored = tuple(map(absolute, stored))
     stored_by_name = {io.same_name(mixture.name): mixture for mixture in stored}
     by_name = {io.same_name(mixture.name): mixture for mixture in mixtures}
-    kept_counts: Counter[str] = (
-        Counter()
-    )  # by system, number of stored mixtures that the new list lacks
+    # By system, the number of stored mixtures that the new list lacks.
+    kept_counts: Counter[str] = Counter()
     for name, stored_mixture in stored_by_name.items():
         mixture = by_name.get(name, stored_mixture._replace(systems={}))
         only_stored = [system for system in stored_mixture.systems if system not in mixture.systems]
