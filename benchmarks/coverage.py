@@ -50,7 +50,7 @@ from torch_mapss.core.gamma import gammaincc
 from torch_mapss.core.mahalanobis import RIDGE
 from torch_mapss.core.points import Points
 from torch_mapss.core.pooling import masked_mean, pool_fidelity
-from torch_mapss.core.settings import Settings
+from torch_mapss.core.settings import MapSettings
 from torch_mapss.evaluation import pooled
 from torch_mapss.evaluation.excerpts import excerpt_spans
 
@@ -160,12 +160,12 @@ def half_widths(measure: str, sample: Sample, draws: int) -> dict[str, list[Tens
     record = Points(blank[:, :, 0], blank[:, :, 0], blank, (0, 1))
     tails = {}
     for name, options in (ROWS | (PS_ROWS if measure == "PS" else PM_ROWS)).items():
-        graph = Settings(convention="reference" if name == "reference" else "paper")
+        graph = MapSettings(convention="reference" if name == "reference" else "paper")
         tails[name] = [
             kernel(sample.maps, record, graph, options._replace(confidence=c))[1]
             for c in CONFIDENCES
         ]
-    score, resampled = resample(sample.maps, record, Settings(), draws, 0)
+    score, resampled = resample(sample.maps, record, MapSettings(), draws, 0)
     tails["bootstrap"] = [half_width(resampled, score, c) for c in CONFIDENCES]
     tails["score"] = [score]
     return tails
