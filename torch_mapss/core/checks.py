@@ -182,12 +182,11 @@ def check_lengths(lengths: Any) -> tuple[int, ...]:
     entries = lengths.tolist() if hasattr(lengths, "tolist") else lengths
     if isinstance(entries, list | tuple):
         # No waveform is as short as a single sample, so numbers in (0, 1] are shares.
-        in_range = [
-            0.0 < float(value) <= 1.0
-            for value in entries
-            if isinstance(value, numbers.Real) and not isinstance(value, bool)
-        ]
-        if all(in_range) and len(in_range) == len(entries) > 0:
+        shares = []
+        for value in entries:
+            is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+            shares.append(is_number and 0.0 < float(value) <= 1.0)
+        if shares and all(shares):
             raise ValueError(
                 f"lengths must count samples, got {list(entries)}, which look like shares of the "
                 "longest. With T the padded length: lengths = (shares * T).round().long()."

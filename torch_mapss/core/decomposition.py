@@ -158,8 +158,9 @@ def output_graphs(points: Points, may_sync: bool) -> tuple[Graphs, Tensor]:
     x, broken = joined(point_groups, present)
     if may_sync:  # by role, so that the first broken point can be named
         by_frame = spread(broken, index, points)
-        sums = 1 + sources + (points.others is not None)
-        references, members = by_frame[..., 1 : 1 + sources].any(1), by_frame[..., sums:].any(1)
+        first_member = 1 + sources + (points.others is not None)
+        references = by_frame[..., 1 : 1 + sources].any(1)
+        members = by_frame[..., first_member:].any(1)
         refuse_broken(torch.cat([by_frame[..., 0], references, members], -1), points)
         if points.others is not None and bool(by_frame[..., 1 + sources].any()):
             raise ValueError(

@@ -31,6 +31,8 @@ _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 def eigh(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues (F, n), ascending, and eigenvectors (F, n, n) of symmetric (F, n, n)."""
     decompositions = _in_parts(torch.linalg.eigh, matrices)
+    if len(decompositions) == 1:  # joining would copy
+        return decompositions[0][0], decompositions[0][1]
     # LAPACK writes columns, so the rows of the transposed vectors are contiguous: cheap to join.
     rows = torch.cat([vectors.mT for _, vectors in decompositions])
     return torch.cat([values for values, _ in decompositions]), rows.mT
