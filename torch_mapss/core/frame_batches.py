@@ -137,7 +137,8 @@ def start(
     started = []
     begins = range(0, max(frames, 1), size)  # one empty batch if there are no frames
     # Split, not sliced: the gradient of each slice would be as large as the whole tensor.
-    for begin, *tensors in zip(begins, *(x.split(size) for x in embeddings)):
+    splits = [tensor.split(size) for tensor in embeddings]
+    for begin, *tensors in zip(begins, *splits):
         masks = [
             None if mask is None else mask[begin : begin + size].to(points.device)
             for mask in (points.active, points.mask)

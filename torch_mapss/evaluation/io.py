@@ -90,7 +90,8 @@ def audio_files(root: str, with_suffix: bool) -> dict[str, str]:
             continue
         visited.add(real)
         below[:] = sorted(name for name in below if name[0] != ".")
-        for file in sorted(name for name in files if name[0] != "."):
+        shown_files = [name for name in files if name[0] != "."]
+        for file in sorted(shown_files):
             path = os.path.join(folder, file)
             stem, suffix = os.path.splitext(path)
             if suffix.lower() in AUDIO_SUFFIXES:

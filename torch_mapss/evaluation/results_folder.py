@@ -307,7 +307,9 @@ def with_stored_spelling(folder: str, mixtures: Sequence[Mixture]) -> tuple[Mixt
     path = os.path.join(folder, "mixtures.json")
     stored = read_mixtures(folder) if os.path.exists(path) else ()
     mixture_names = {io.same_name(mixture.name): mixture.name for mixture in stored}
-    system_names = {io.same_name(name): name for mixture in stored for name in mixture.systems}
+    system_names: dict[str, str] = {}
+    for mixture in stored:
+        system_names |= {io.same_name(name): name for name in mixture.systems}
     respelled = []
     for mixture in mixtures:
         systems = {

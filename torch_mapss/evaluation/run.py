@@ -354,7 +354,9 @@ class _PendingWork:
         mixture = max(self.pending, key=lambda mixture: len(mixture.systems))
         settings = self.scorer.settings
         sources = max(len(mixture.references) for mixture in self.pending)
-        systems = {name for mixture in self.pending for name in mixture.systems}
+        systems: set[str] = set()
+        for pending in self.pending:
+            systems |= pending.systems.keys()
         text = (
             f"{len(self.pending)} mixtures, {sources} sources, "
             f"{len(systems)} systems, {console.duration(sum(self.seconds.values()))} of "

@@ -117,7 +117,9 @@ class ReferenceBank:
         self.groups = groups  # one per length
         self.samples = samples  # longest length T, before resampling
         self.settings = settings  # sample rate, loudness, …; by measure encoder and distortions
-        length_of_item = {item: clips.samples for clips in groups for item in clips.items}
+        length_of_item: dict[int, int] = {}
+        for clips in groups:
+            length_of_item |= dict.fromkeys(clips.items, clips.samples)
         #: (B,) true length of each mixture in samples.
         self.lengths = tuple(length_of_item[item] for item in sorted(length_of_item))
         #: Number of mixtures B.

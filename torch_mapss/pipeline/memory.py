@@ -101,7 +101,8 @@ def free_memory() -> int:
         groups = Path(_GROUPS).read_text(encoding="utf-8").splitlines()
     except OSError:
         groups = []
-    for _, controllers, path in (line.split(":", 2) for line in groups):
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
         root, limit, use, inactive = _VERSIONS[bool(controllers)]

@@ -117,7 +117,9 @@ def page_content(results: Results, page: str, embed_bytes: int) -> dict[str, Any
     segments = worst_of_systems(results)
     # Files of worst moments first: they are embedded before the others.
     row_order = [*dict.fromkeys([*segments["row"], *range(len(rows))])]
-    paths = [path for index in row_order for path in paths_by_role[index].values()]
+    paths: list[str] = []
+    for index in row_order:
+        paths += paths_by_role[index].values()
     tracks, clips, unreadable, embedded = make_tracks(paths, segments, page, embed_bytes)
     track_index = {path: index for index, path in enumerate(tracks)}
     shorten = path_shortener(_mentioned_paths(results))
