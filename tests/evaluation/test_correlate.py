@@ -133,6 +133,15 @@ def test_folders_and_rivals_become_tables_and_plots(files, tmp_path):
         assert "Intervals resample tracks" in shown
 
 
+def test_notes_on_the_ratings_are_told_with_the_result(files):
+    results, ratings = files
+    repeated = pandas.read_csv(ratings).iloc[:2]
+    repeated.to_csv(ratings, mode="a", header=False, index=False)
+    summary = correlate(results, ratings, draws=20).summary()
+    assert "2 rows repeated a stimulus and question, and were averaged" in summary
+    assert "taken as 'vocals' in 6 track(s)" in summary
+
+
 def test_what_is_resampled_and_every_reason_is_said():
     rated_outputs = quality(4).assign(log_foreign_distance=1.0)
     rated_outputs["cluster"] = rated_outputs["system"]

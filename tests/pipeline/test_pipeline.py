@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch_settings
 from bursts import RATE, Counting, assert_scores_equal, leaky, voices
+from separations import python
 from torch import Tensor
 
 from torch_mapss import (
@@ -399,3 +400,26 @@ def test_gradients_reach_the_estimates_and_nothing_else():
     assert estimates.grad.abs().sum() > 0.0
     assert all(parameter.grad is None for parameter in encoder.parameters())
     assert encoder.graphs.count(True) == 1  # of the estimates
+
+
+GRADIENT = """
+import hashlib
+import torch
+from torch_mapss import MAPSS
+
+generator = torch.Generator().manual_seed(0)
+references = torch.randn(1, 2, 8000, generator=generator)
+references[0, 0, 3000:5000] = 0.0
+estimates = (references + 0.3 * references.flip(1)).requires_grad_()
+scores = MAPSS("mel")(estimates, references)
+values = scores.clearance + scores.fidelity + scores.ps + scores.pm + scores.bleed_db.nan_to_num()
+values.sum().backward()
+print(hashlib.sha256(estimates.grad.numpy().tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.slow
+def test_gradients_are_the_same_in_every_process():
+    """The order in which they are added must not be that of a set of strings."""
+    digests = {python("-c", GRADIENT, changes={"PYTHONHASHSEED": seed}) for seed in "01234"}
+    assert len(digests) == 1
