@@ -76,17 +76,11 @@ def run(options: argparse.Namespace, ratings: rated.Ratings) -> toolkit.Rows:
         for name in configurations():
             mapss = scorer(options, encoder, name)
             for mixture in toolkit.load_mixtures(options, mapss.grid.sample_rate, systems=True):
-                bank = None
-                for system, source_index, output in mixture.outputs():
-                    source = mixture.sources[source_index]
-                    key = toolkit.shown(encoder), name, mixture.name, system, source
-                    if rows.has(*key):
-                        continue
-                    bank = bank or mapss.prepare(mixture.references[None], measures=toolkit.ENCODED)
-                    scores = toolkit.target_scores(
-                        mapss, bank, output, source_index, options.sample_frames
-                    )
-                    rows.add(*key, **scores)
+                prefix = toolkit.shown(encoder), name
+                outputs = mixture.outputs()
+                toolkit.add_scores(
+                    rows, prefix, mapss, mixture, outputs, toolkit.ENCODED, options.sample_frames
+                )
     return rows
 
 

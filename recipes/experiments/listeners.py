@@ -44,17 +44,16 @@ def score(options: argparse.Namespace, ratings: rated.Ratings) -> toolkit.Rows:
     for encoder in options.encoders:
         mapss = toolkit.scorer(options, encoder)
         for mixture in toolkit.load_mixtures(options, mapss.grid.sample_rate, systems=True):
-            bank = None
-            controls = encoder == options.encoders[0]
-            for system, source_index, output in ratings.outputs(mixture, controls):
-                key = toolkit.shown(encoder), mixture.name, system, mixture.sources[source_index]
-                if rows.has(*key):
-                    continue
-                bank = bank or mapss.prepare(mixture.references[None], measures=options.measures)
-                scores = toolkit.target_scores(
-                    mapss, bank, output, source_index, options.sample_frames
-                )
-                rows.add(*key, **scores)
+            outputs = ratings.outputs(mixture, controls=encoder == options.encoders[0])
+            toolkit.add_scores(
+                rows,
+                [toolkit.shown(encoder)],
+                mapss,
+                mixture,
+                outputs,
+                options.measures,
+                options.sample_frames,
+            )
     return rows
 
 

@@ -332,6 +332,35 @@ def target_scores(
     return {**scores, "frames": int(frame_scores.active[0, 0].sum())}
 
 
+def add_scores(
+    rows: Rows,
+    prefix: Sequence[str],
+    mapss: MAPSS,
+    mixture: Mixture,
+    outputs: Iterable[tuple[str, int, Tensor]],
+    measures: Sequence[str],
+    frames: int | None,
+) -> None:
+    """Score the outputs of a mixture that have no row yet; its references are prepared once.
+
+    Args:
+        rows: rows whose key is ``prefix``, mixture, system and source.
+        prefix: first columns of the key.
+        mapss: the scorer.
+        mixture: the mixture.
+        outputs: system, index of the source, and waveform (T,) of each output.
+        measures: measures to prepare.
+        frames: random frames to score; None: all.
+    """
+    bank = None
+    for system, source_index, output in outputs:
+        key = *prefix, mixture.name, system, mixture.sources[source_index]
+        if rows.has(*key):
+            continue
+        bank = bank or mapss.prepare(mixture.references[None], measures=measures)
+        rows.add(*key, **target_scores(mapss, bank, output, source_index, frames))
+
+
 # ------------------------------------------------------------------------------------------------
 # Resumable rows
 # ------------------------------------------------------------------------------------------------
