@@ -99,7 +99,8 @@ from torch_mapss.bounds.frames import (
 from torch_mapss.core.decomposition import decomposition_scores
 from torch_mapss.core.diffusion_map import DiffusionMap, diffusion_map
 from torch_mapss.core.eager import eager
-from torch_mapss.core.frame_batches import Bounds, run
+from torch_mapss.core.error_bounds import Bounds
+from torch_mapss.core.frame_batches import run
 from torch_mapss.core.gamma import gammaincc, log_gammaincc
 from torch_mapss.core.match import match_scores
 from torch_mapss.core.points import checked_points

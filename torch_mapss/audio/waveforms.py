@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss.core import checks
+from torch_mapss.core.autograd import lifted
 from torch_mapss.core.checks import check_whole
 
 #: Peaks below this (-600 dBFS) count as digital silence. Nothing recorded comes near it; it keeps
@@ -49,7 +50,7 @@ def as_waveform(x: Tensor | np.ndarray, name: str = "waveform") -> Tensor:
     if isinstance(x, Tensor) and x.dtype in _INTEGER_FORMATS:
         zero, scale = _INTEGER_FORMATS[x.dtype]
         x = (x.to(torch.float32) - zero) / scale
-    wave = checks.lifted(checks.check_floating(x, name))
+    wave = lifted(checks.check_floating(x, name))
     if wave.ndim == 0:
         raise ValueError(
             f"{name} must have a time axis (..., T), got a single number. "
@@ -60,7 +61,7 @@ def as_waveform(x: Tensor | np.ndarray, name: str = "waveform") -> Tensor:
 
 def with_samples(wave: Tensor, name: str) -> Tensor:
     """The waveform in float32 or float64; ValueError if it has no samples."""
-    wave = checks.lifted(checks.check_floating(wave, name))
+    wave = lifted(checks.check_floating(wave, name))
     if wave.ndim == 0 or wave.shape[-1] == 0:
         raise ValueError(
             f"{name} must have samples along its last axis (..., T), got shape "
@@ -82,7 +83,7 @@ def to_mono(wave: Tensor) -> Tensor:
         TypeError: `wave` is not a floating-point tensor.
         ValueError: there is no channel axis, or it is empty.
     """
-    wave = checks.lifted(checks.check_floating(wave, "wave"))
+    wave = lifted(checks.check_floating(wave, "wave"))
     if wave.ndim < 2 or wave.shape[-2] == 0:
         raise ValueError(
             f"wave must have a channel axis before time (..., C, T), got shape "

@@ -57,7 +57,7 @@ from torch_mapss.bounds.frames import (
     utterance_decomposition_bounds,
 )
 from torch_mapss.bounds.utterance import pool_match_bounds, pool_separation_bounds
-from torch_mapss.core.frame_batches import Bounds
+from torch_mapss.core.error_bounds import Bounds
 
 __all__ = [
     "Bounds",

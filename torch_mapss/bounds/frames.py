@@ -41,7 +41,8 @@ from torch_mapss.bounds.settings import (
 from torch_mapss.core import checks
 from torch_mapss.core.diffusion_map import DiffusionMap, FrameMaps, Read, score_function_from
 from torch_mapss.core.eager import eager
-from torch_mapss.core.frame_batches import Bounds, ScoreFunction, run
+from torch_mapss.core.error_bounds import Bounds
+from torch_mapss.core.frame_batches import ScoreFunction, run
 from torch_mapss.core.match import of_match
 from torch_mapss.core.points import Points, checked_points
 from torch_mapss.core.separation import of_separation

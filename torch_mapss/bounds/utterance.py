@@ -40,7 +40,8 @@ from torch import Tensor
 
 from torch_mapss.bounds.settings import POOLED_CONVENTIONS
 from torch_mapss.core import checks, pooling
-from torch_mapss.core.frame_batches import Bounds
+from torch_mapss.core.autograd import lifted
+from torch_mapss.core.error_bounds import Bounds
 
 GAP = 4  # g: frames further apart are independent, by the paper's experiments
 
@@ -115,7 +116,7 @@ def pool_separation_bounds(
     gap = _check_settings(convention, gap)
     window, hop, p = pooling.check_windows(window, hop, p)
     radius, tail, active = _frames(radius, tail, active, frames)
-    values = torch.where(active, checks.lifted(frames), 0.0).abs()
+    values = torch.where(active, lifted(frames), 0.0).abs()
     windows = pooling.windows_of(values, active, window, hop)
     level = pooling.window_level(windows, p)
     if convention == "derived":
@@ -183,5 +184,5 @@ def _frames(
                 f"{name} must be at least 0 in active frames, got {float(values[index])} at index "
                 f"{index}. An undefined frame must be inactive: pass active=False there."
             )
-    radius, tail = (torch.where(active, checks.lifted(x), 0.0) for x in (radius, tail))
+    radius, tail = (torch.where(active, lifted(x), 0.0) for x in (radius, tail))
     return radius, tail, active

@@ -62,38 +62,6 @@ def check_floating(tensor: object, name: str) -> Tensor:
     return tensor
 
 
-class _Lift(torch.autograd.Function):
-    """A cast to a wider type whose gradient, cast back, is clamped to the largest finite number.
-
-    A slope of log PM easily reaches 1e8, and exceeds 1e38 next to a cluster whose points differ
-    only by rounding. Half and single precision would turn such a slope into infinity, and an
-    optimiser would turn that into NaN weights.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
-        ctx.dtype = x.dtype
-        return x.to(dtype)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return narrowed(gradient, ctx.dtype), None
-
-
-def narrowed(gradient: Tensor, dtype: torch.dtype) -> Tensor:
-    """``gradient`` in a narrower type, clamped to its largest finite number."""
-    if gradient.dtype == dtype:
-        return gradient
-    largest = torch.finfo(dtype).max  # the cast alone would overflow to infinity
-    return gradient.to(dtype).clamp_(-largest, largest)
-
-
-def lifted(x: Tensor) -> Tensor:
-    """``x`` in float32 or wider; its gradient comes back in the type of ``x``, and finite."""
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    return x if x.dtype == dtype else _Lift.apply(x, dtype)  # type: ignore[no-untyped-call]
-
-
 def check_real(value: Any, name: str, within: str = "", why: str = "") -> float:
     """``value`` as a float.
 

@@ -35,19 +35,6 @@ Scored = tuple[dict[str, Tensor], Tensor]
 ScoreFunction = Callable[[Points, MapSettings, bool], Scored]
 
 
-class Bounds(NamedTuple):
-    """How far a score may be off; 0 where the score is undefined."""
-
-    radius: Tensor  # (..., S') truncation error, deterministic
-    tail: Tensor  # (..., S') finite-sample half-width at the requested confidence
-    total: Tensor  # (..., S') radius + tail
-
-    @classmethod
-    def of(cls, radius: Tensor, tail: Tensor) -> Bounds:
-        """Bounds from the two errors, with their sum."""
-        return cls(radius, tail, radius + tail)
-
-
 class Batch(NamedTuple):
     """Consecutive frames that are scored together."""
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torch_mapss.core import checks, devices
-from torch_mapss.core.autograd import once
+from torch_mapss.core import devices
+from torch_mapss.core.autograd import narrowed, once
 
 # Where the median is a smaller share than this of the largest squared norm, inner products lose too
 # many digits (error about 1e-15 |x|^2), so the distances are computed from differences.
@@ -97,7 +97,7 @@ class GaussianKernel(torch.autograd.Function):
                 gradient = _laplacian(weighted, first_row, count) @ x if needs_gradient else None
                 first_row += count
                 if gradient is not None:
-                    gradient = checks.narrowed(gradient, anchor.dtype).to(anchor.device)
+                    gradient = narrowed(gradient, anchor.dtype).to(anchor.device)
                 gradients.append(gradient)
         subject = "diffusion maps and the scores read off them"
         guarded = (

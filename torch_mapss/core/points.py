@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss.core import checks, devices
+from torch_mapss.core.autograd import lifted
 
 LEAST_ACTIVE = 2  # active sources in a scored frame: leakage needs a source to come from
 
@@ -205,7 +206,7 @@ def checked_points(
         mask = mask.reshape(frames, sources, count)
         _check_distortions_left(mask, active, minimum_distortions, lead)
     flat = {
-        name: checks.lifted(tensor).reshape(frames, *tensor.shape[len(lead) :])
+        name: lifted(tensor).reshape(frames, *tensor.shape[len(lead) :])
         for name, tensor in embeddings.items()
     }
     return Points(**flat, attributed=index, active=active, mask=mask, lead=lead)

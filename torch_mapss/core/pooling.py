@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss.core import checks
-from torch_mapss.core.autograd import safe_sqrt
+from torch_mapss.core.autograd import lifted, safe_sqrt
 
 LEAST_DISTANCE = 1e-6
 
@@ -20,7 +20,7 @@ def _frames_first(frames: Tensor, active: Tensor | None) -> tuple[Tensor, Tensor
     checks.check_floating(frames, "frames")
     if frames.ndim < 1:
         raise ValueError("frames must have shape (..., F), got a scalar.")
-    frames = checks.lifted(frames)
+    frames = lifted(frames)
     if active is None:
         return frames, torch.ones_like(frames, dtype=torch.bool)
     return frames, checks.check_bool(active, "active", tuple(frames.shape))

@@ -18,21 +18,22 @@ All share one small interface (`Encoder`): `sample_rate`, `hop`, `receptive_fiel
 
 from __future__ import annotations
 
-from .base import Encoder, EncoderRow
-from .custom import CustomEncoder
-from .loading import clear_encoder_cache
-from .mel import MelEncoder, mel_filterbank, mel_on_grid
-from .registry import (
+from torch_mapss.encoders.base import Encoder, EncoderRow
+from torch_mapss.encoders.custom import CustomEncoder
+from torch_mapss.encoders.loading import clear_encoder_cache
+from torch_mapss.encoders.mel import MelEncoder, mel_filterbank, mel_on_grid
+from torch_mapss.encoders.registry import (
     as_encoder,
     encoder_row,
     encoder_table,
     known_row,
     load_encoder,
 )
-from .transformer import TransformerEncoder
+from torch_mapss.encoders.transformer import TransformerEncoder
+from torch_mapss.encoders.waveform import WaveformEncoder
+from torch_mapss.encoders.whisper import WhisperEncoder, log_mel
+
 from .wav2vec import Wav2VecEncoder
-from .waveform import WaveformEncoder
-from .whisper import WhisperEncoder, log_mel
 
 __all__ = [
     "CustomEncoder",

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .base import Encoder
+from torch_mapss.encoders.base import Encoder
 
 _GRID = ("sample_rate", "hop", "receptive_field")
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss.core.checks import check_real, check_whole
-
-from .base import MEMORY_BUDGET, Encoder
+from torch_mapss.encoders.base import MEMORY_BUDGET, Encoder
 
 WINDOW_SECONDS = 0.025
 # Frames that are transformed at once on a CPU: their spectra stay in its cache, where many clips at

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from .base import MEMORY_BUDGET, Encoder, EncoderRow
-from .custom import CustomEncoder
-from .mel import MelEncoder
-from .transformer import Source, checked_device, described, load_transformer
-from .waveform import WaveformEncoder
+from torch_mapss.encoders.base import MEMORY_BUDGET, Encoder, EncoderRow
+from torch_mapss.encoders.custom import CustomEncoder
+from torch_mapss.encoders.mel import MelEncoder
+from torch_mapss.encoders.transformer import Source, checked_device, described, load_transformer
+from torch_mapss.encoders.waveform import WaveformEncoder
 
 _TABLE = (
     EncoderRow("wav2vec2-large", "facebook/wav2vec2-large-lv60", 16_000, 2),

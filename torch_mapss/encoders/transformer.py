@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from torch_mapss.core.checks import check_whole
-
-from .base import Encoder, EncoderRow
-from .loading import (
+from torch_mapss.encoders.base import Encoder, EncoderRow
+from torch_mapss.encoders.loading import (
     Checkpoint,
     find_checkpoint,
     import_transformers,

@@ -15,10 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from torch_mapss.core.checks import warn_user
-
-from .base import EncoderRow
-from .loading import PREPROCESSOR, Checkpoint, full_config, import_transformers, load_weights
-from .transformer import Source, TransformerEncoder, unsupported
+from torch_mapss.encoders.base import EncoderRow
+from torch_mapss.encoders.loading import (
+    PREPROCESSOR,
+    Checkpoint,
+    full_config,
+    import_transformers,
+    load_weights,
+)
+from torch_mapss.encoders.transformer import Source, TransformerEncoder, unsupported
 
 # model_type in config.json -> architecture of transformers that builds it. MERT is a HuBERT base.
 ARCHITECTURES = {

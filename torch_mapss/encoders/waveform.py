@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import Encoder
+from torch_mapss.encoders.base import Encoder
 
 
 class WaveformEncoder(Encoder):

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .base import EncoderRow
-from .loading import Checkpoint, full_config, import_transformers, load_weights
-from .mel import hann_energies
-from .transformer import TransformerEncoder
+from torch_mapss.encoders.base import EncoderRow
+from torch_mapss.encoders.loading import Checkpoint, full_config, import_transformers, load_weights
+from torch_mapss.encoders.mel import hann_energies
+from torch_mapss.encoders.transformer import TransformerEncoder
 
 SMALLEST_ENERGY = 1e-10
 DYNAMIC_RANGE = 8.0  # decades below the loudest point of a clip

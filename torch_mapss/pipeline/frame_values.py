@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torch_mapss.core import devices
-from torch_mapss.core.frame_batches import Bounds
+from torch_mapss.core.error_bounds import Bounds
 from torch_mapss.core.settings import MapSettings
 from torch_mapss.pipeline.bleed import bleed
 from torch_mapss.pipeline.call import Call

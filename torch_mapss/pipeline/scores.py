@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss.core import checks, pooling
-from torch_mapss.core.frame_batches import Bounds
+from torch_mapss.core.error_bounds import Bounds
 from torch_mapss.pipeline.measures import MEASURES, mask_of, measure_of
 from torch_mapss.score_table import ENERGY_MEASURES, SCORES, Score
 

@@ -15,7 +15,7 @@ from torch import Tensor
 # the incoming gradient was larger than 1 stay infinite.
 
 
-class _Lift(torch.autograd.Function):
+class _ClampedHalf(torch.autograd.Function):
     """Cast float16 to float32; the backward pass clamps to the range of float16 before scaling."""
 
     @staticmethod
@@ -56,7 +56,7 @@ def precisely(estimates: Tensor) -> Iterator[tuple[Tensor, Callable[[Tensor], Te
     """
     scale: list[Tensor] = []
     half = isinstance(estimates, Tensor) and estimates.dtype == torch.float16
-    waves = _Lift.apply(estimates, scale) if half else estimates
+    waves = _ClampedHalf.apply(estimates, scale) if half else estimates
 
     def leave(value: Tensor) -> Tensor:
         if waves.requires_grad and not value.requires_grad:  # zeros, whatever the estimates contain
