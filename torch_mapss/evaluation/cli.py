@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from torch_mapss.evaluation import console
-from torch_mapss.evaluation.commands.arguments import BAD_INPUT, CODES, INTERRUPTED, MEASURES
+from torch_mapss.evaluation.commands.arguments import BAD_INPUT, CODES, INTERRUPTED, SCORE_HELP
 from torch_mapss.evaluation.shard import Shard, launched_shard
 
 # In the order of the help; each is a module of ``commands``: its docstring is the help of the
@@ -48,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the parser of all commands."""
     from torch_mapss import __version__
 
-    parser = _Parser(prog="torch-mapss", description=MEASURES, epilog=CODES)
+    parser = _Parser(prog="torch-mapss", description=SCORE_HELP, epilog=CODES)
     parser.add_argument("--version", action="version", version=f"torch_mapss {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:

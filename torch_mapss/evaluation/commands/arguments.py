@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from torch_mapss.evaluation import console, io
+from torch_mapss.score_table import SCORES, scores_in, scores_of
 
 OK, SOME_FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
-MEASURES = """\
-Scores of separated sources, per frame and per file:
-  clearance  0 to 1, 1: as far from the other sources as the true source is
-  fidelity   0 to 1, 1: undistorted (--measures decomposition)
-  bleed      dB, lower is better: level added where only others are active (--measures bleed)
-  SI-SDR     dB, from the waveforms; always included
-with an encoder of your choice (--encoder wav2vec2-large is the paper's, --encoder mel needs no
-download):
-  PS         Perceptual Separation, 0 to 1, 1: no leakage (--measures separation)
-  PM         Perceptual Match, 0 to 1, 1: undistorted; log PM where PM is 0 (--measures match)
-and on request:
-  SDR, SIR, SAR  dB, of BSS Eval (--measures bss; pip install torch_mapss[bss])
+#: Measures computed if no encoder is named; they need no download.
+WITHOUT_ENCODER = ("decomposition", "bleed")
+
+
+def _meanings(measure: str) -> str:
+    """Lines that explain the ranked scores of a measure, wrapped for a terminal."""
+    lines = []
+    for name in scores_in(scores_of([measure]), ranked=True):
+        meaning = SCORES[name].meaning
+        lines += textwrap.wrap(meaning, 98, initial_indent="  ", subsequent_indent=" " * 4)
+    return "\n".join(lines)
+
+
+SCORE_HELP = f"""\
+Scores of separated sources, per frame and per file, by measure:
+decomposition (by default):
+{_meanings("decomposition")}
+bleed (by default):
+{_meanings("bleed")}
+si_sdr (always):
+{_meanings("si_sdr")}
+separation and match (with --encoder: wav2vec2-large is the paper's, mel needs no download):
+{_meanings("separation")}
+{_meanings("match")}
+bss (on request; pip install torch_mapss[bss]):
+{_meanings("bss")}
+
 A reference is the true source before mixing; an estimate is what a separator made of the mixture.
 Both must be aligned sample by sample: a delay counts as distortion.
 """
@@ -30,7 +47,7 @@ Both must be aligned sample by sample: a delay counts as distortion.
 CODES = "Exit codes: 0 all scored; 1 some mixtures failed; 2 bad usage or input; 130 interrupted."
 
 SCORING = f"""\
-{MEASURES}
+{SCORE_HELP}
 Files may have any format that libsndfile reads (WAV, FLAC, OGG, MP3) and any rate: channels are
 averaged and files are resampled to the encoder's rate, and the result says so.
 
@@ -41,9 +58,6 @@ excerpts, excerpt_seconds, confidence, bounds_convention, tail, memory, cache_di
 and all others that torch_mapss.evaluate takes. Command-line options take precedence.
 
 {CODES}"""
-
-#: Measures computed if no encoder is named; they need no download.
-WITHOUT_ENCODER = ("decomposition", "bleed")
 
 
 def add_scoring_options(parser: Any, left_out: Sequence[str] = ()) -> None:

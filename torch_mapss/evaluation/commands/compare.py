@@ -3,7 +3,7 @@
 Says which system is best, and whether that is significant. Folders of `torch-mapss evaluate` are
 joined if all was scored with the same settings.
 
-For every score that ranks systems (clearance, fidelity, PS, PM, log PM, bleed): means with BCa
+For every score that ranks systems (`torch-mapss score --help` lists them): means with BCa
 bootstrap intervals, over the mixtures in which all systems have a score; and for every two systems,
 over the mixtures that both have, the mean difference with its interval, wins, ties and losses, and
 Wilcoxon's signed rank test with Holm's correction over the tests that can reject at all. Systems

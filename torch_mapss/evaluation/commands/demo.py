@@ -8,12 +8,12 @@ from __future__ import annotations
 import argparse
 
 from torch_mapss.evaluation import console, io
-from torch_mapss.evaluation.commands.arguments import MEASURES, OK, say_written, threads
+from torch_mapss.evaluation.commands.arguments import OK, SCORE_HELP, say_written, threads
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add ``--out``."""
-    parser.epilog = MEASURES
+    parser.epilog = SCORE_HELP
     text = "folder for tables, audio and plot (default: %(default)s)"
     parser.add_argument("--out", default="torch_mapss_demo", metavar="DIR", help=text)
 
