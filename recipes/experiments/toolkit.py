@@ -475,18 +475,26 @@ def _claim(path: Path, settings: dict[str, Any]) -> None:
 # ------------------------------------------------------------------------------------------------
 
 
-def page_head(title: str, script: str, arguments: Sequence[str] | None, text: str) -> list[str]:
-    """First lines of a page: title, command, version, commit and seed, introduction.
+def page_head(
+    title: str,
+    script: str,
+    arguments: Sequence[str] | None,
+    text: str,
+    seeds: Sequence[int] = (SEED,),
+) -> list[str]:
+    """First lines of a page: title, command, version, commit and seeds, introduction.
 
     Args:
         title: of the page.
         script: ``__file__`` of the script.
         arguments: of its main; None: those of the command line.
         text: the introduction, which names data and subset.
+        seeds: of what the page shows.
     """
-    words = _without_paths(sys.argv[1:] if arguments is None else list(arguments))
+    words = _shown_words(sys.argv[1:] if arguments is None else list(arguments))
     command = shlex.join(["python", f"recipes/experiments/{Path(script).name}", *words])
-    made = f"torch_mapss {torch_mapss.__version__}, commit {commit()}, seed {SEED}."
+    listed = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+    made = f"torch_mapss {torch_mapss.__version__}, commit {commit()}, {listed}."
     return [f"# {title}", "", f"    {command}", "", made, "", text]
 
 
@@ -511,8 +519,11 @@ def commit() -> str:
     return finished.stdout.strip()
 
 
-def _without_paths(words: list[str]) -> list[str]:
-    """The command line with paths shortened to a file and its folder, without --out and --page."""
+def _shown_words(words: list[str]) -> list[str]:
+    """The command line for a page: of paths a file and its folder, no --page, ``--out OUT`` last.
+
+    --out is required by every script, so that the command does not work without it.
+    """
     shown_words: list[str] = []
     skip = False
     for word in words:
@@ -524,7 +535,7 @@ def _without_paths(words: list[str]) -> list[str]:
             shown_words.append(str(Path(*path.parts[-2:])) if is_file else shown(word))
         else:
             shown_words.append(word)
-    return shown_words
+    return [*shown_words, "--out", "OUT"]
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
