@@ -36,6 +36,13 @@ WAVEFORM_MEASURES = ("si_sdr", "si_sir", "si_sar", "stoi", "pesq")
 PAIR = ("clearance", "fidelity")
 SI_SDR_ALONE = "SI-SDR alone"
 LEVELS = (-6.0, 0.0)  # of the second talker, dB
+# The order of the talkers' names decides which mixtures are drawn.
+LAYOUT = (
+    "Files of a talker are in a subfolder of that name, or have names that begin with it up to the "
+    "first `_`; the last quarter of each talker's files is held out. The page in "
+    "`recipes/experiments/results` is of 20 utterances of 8 to 10 s: allison (4 in English, then 4 "
+    "in Spanish), carlo (4 in Italian), ivr (4 in Russian), june (4 in French)."
+)
 
 
 def column(name: str, encoder: str) -> str:
@@ -149,15 +156,18 @@ def page(
 ) -> list[str]:
     """Means over the seeds, and differences from SI-SDR alone and from the first encoder."""
     table = table_of(rows)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if "--seeds" not in words:
+        words += ["--seeds", *map(str, options.seeds)]
     about = (
         f"{options.target} against the other talkers, {options.steps} steps of {options.batch} "
         f"mixtures of {options.seconds:g} s; {options.test_mixtures} held-out mixtures of "
         f"{options.test_seconds:g} s; {len(options.seeds)} seeds (least to greatest). Every arm "
-        "but the first has the pair at 1:2 beside -SI-SDR / 10 dB, under the encoder that names it."
+        "but the first has the pair at 1:2 beside -SI-SDR / 10 dB, under the encoder that names "
+        f"it.\n\n{LAYOUT}\n\n{other_task(options)}"
     )
-    text = toolkit.page_head(
-        "The pair as a loss under several encoders", __file__, arguments, about
-    )
+    title = "The pair as a loss under several encoders"
+    text = toolkit.page_head(title, __file__, words, about, options.seeds)
     text += ["", training.table(table, "{:.3f}")]
     for base in (SI_SDR_ALONE, toolkit.shown(options.encoders[0])):
         arms = table.drop(["mixture", base], level="loss")
@@ -165,6 +175,17 @@ def page(
         text += ["", f"Less `{base}`, seed by seed. **Bold**: all seeds agree in sign.", ""]
         text += [training.table(changes, "{:+.3f}")]
     return text
+
+
+def other_task(options: argparse.Namespace) -> str:
+    """How the task differs from that of the page on training."""
+    return (
+        "`benchmarks/results/training.md` separates the same voice (there `it`) in another task: "
+        f"200 steps (here {options.steps}), a pool of 64 pairs, some renewed every 50 steps "
+        f"(here {options.pool} that stay), 40 held-out mixtures of 2.5 s (here "
+        f"{options.test_mixtures} of {options.test_seconds:g} s), and the English and the "
+        "Spanish voice, one person, as two talkers. Compare numbers within a page only."
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> toolkit.Rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,23 @@ def test_layers_of_one_pass_are_those_of_encoders_of_their_own(whisper, monkeypa
     toolkit.load(names[0], shared=shared)(waves)
     assert len(passes) == 3
     assert hidden_states.shared_passes([names[1], f"mel+{names[1]}"]) == {}  # one layer alone
+
+
+def test_the_page_on_losses_says_what_repeats_it(tmp_path):
+    """Its seeds, also where they are the default, and how the files of talkers are named."""
+    script, toolkit = recipe("losses"), recipe("toolkit")
+    measures = [*script.WAVEFORM_MEASURES, "clearance mel", "fidelity mel"]
+    rows = toolkit.Rows(tmp_path / "rows", ("arm", "seed"), measures, {})
+    for arm, seeds in (("mixture", [0]), ("SI-SDR alone", [0, 1, 2]), ("mel", [0, 1, 2])):
+        for seed in seeds:
+            rows.add(arm, seed, **dict.fromkeys(measures, 0.5))
+    numbers = {"steps": 9, "batch": 4, "seconds": 1.0, "pool": 8, "test_mixtures": 3}
+    numbers |= {"test_seconds": 2.0, "seeds": [0, 1, 2], "encoders": ["mel"], "target": "carlo"}
+    arguments = ["--speech", "data/speech", "--target", "carlo", "--out", str(tmp_path / "out")]
+    page = "\n".join(script.page(argparse.Namespace(**numbers), arguments, rows))
+    command = "losses.py --speech speech --target carlo --seeds 0 1 2 --out OUT\n"
+    for fragment in (command, "seeds 0, 1, 2.", "a subfolder of that name", "200 steps (here 9)"):
+        assert fragment in page, fragment
 
 
 @pytest.mark.slow
