@@ -18,8 +18,8 @@ the encoders that the other ones are compared with, output by output: ``mel``, o
 with random weights. ``--mixed-pair A B`` adds a line with the clearance by A and the fidelity by B.
 
 Two files store the rows: ``pair.csv`` clearance, fidelity and bleed, ``map.csv`` PS and PM. Each
-row names the commit that made it, and the page repeats it. Where all rows are there, the same
-command computes nothing and writes the page again. Layers of one Whisper share one pass.
+row names the commit that made it, and the page repeats it. ``--page-only`` writes the page of the
+rows that are there and computes nothing. Layers of one Whisper share one pass.
 
 Weights: ``benchmarks/whisper_from_ctranslate2.py`` turns a CTranslate2 model into a folder for
 ``--encoders FOLDER@LAYER``; ``untrained.py`` makes the same shapes with random weights. `WEIGHTS`
@@ -174,7 +174,7 @@ def score(options: argparse.Namespace, family: str) -> toolkit.Rows:
     columns = (*NAMES[family], "frames", "commit")
     rows = toolkit.Rows(options.out, KEYS, columns, settings, family)
     commit = toolkit.commit()  # read once: the checkout may change while this runs
-    for rated_set in rated_sets(options):
+    for rated_set in [] if options.page_only else rated_sets(options):
         frames = rated_set.map_frames if family == "map" else None
         score_set(rows, rated_set, family, frames, commit)
     return rows
@@ -602,6 +602,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, toolkit.Rows]:
         default=[],
         metavar=("A", "B"),
         help="of --encoders: clearance by A beside fidelity by B as a further line; repeatable",
+    )
+    parser.add_argument(
+        "--page-only", action="store_true", help="write the page of the rows there are, no more"
     )
     parser.add_argument(
         "--families",

@@ -522,11 +522,14 @@ def commit() -> str:
 def _shown_words(words: list[str]) -> list[str]:
     """The command line for a page: of paths a file and its folder, no --page, ``--out OUT`` last.
 
-    --out is required by every script, so that the command does not work without it.
+    Every script requires --out, so the command needs it. --page-only is left out, since it does not
+    make the rows that the page is about.
     """
     shown_words: list[str] = []
     skip = False
     for word in words:
+        if word == "--page-only":
+            continue
         if skip or word in ("--out", "--page"):
             skip = not skip
         elif "/" in word:

@@ -346,11 +346,10 @@ def test_the_page_says_which_commit_made_which_scores(tmp_path):
     assert alone == "PS and PM were computed at commits bbb, ccc."
 
 
-def test_a_mixed_pair_is_made_of_the_lines_of_two_encoders(rated, tmp_path, monkeypatch):
+def test_a_mixed_pair_is_made_of_the_lines_of_two_encoders(rated, tmp_path):
     script, toolkit = recipe("learned"), recipe("toolkit")
     further = tmp_path / "ward2018"
     shutil.copytree(Path(rated[1]).parent, further)
-    monkeypatch.setattr(script, "score_set", lambda *arguments: None)  # all rows are there
     settings = {"convention": "paper", "bank_size": None, "seconds": None}
     settings |= {"sample_frames": None, "also_frames": None}
     columns = (*script.NAMES["pair"], "frames", "commit")
@@ -364,7 +363,7 @@ def test_a_mixed_pair_is_made_of_the_lines_of_two_encoders(rated, tmp_path, monk
                     *key, clearance=good, fidelity=good, bleed_db=-good, frames=9, commit="aaa"
                 )
     arguments = [*rated, "--out", str(tmp_path / "out"), "--families", "pair"]
-    arguments += ["--encoders", "mel", "waveform", "--also", str(further)]
+    arguments += ["--encoders", "mel", "waveform", "--also", str(further), "--page-only"]
     with pytest.raises(SystemExit):  # of an encoder without rows
         script.main([*arguments, "--mixed-pair", "waveform", "mert"])
     script.main([*arguments, "--mixed-pair", "waveform", "mel"])
@@ -376,6 +375,7 @@ def test_a_mixed_pair_is_made_of_the_lines_of_two_encoders(rated, tmp_path, monk
     assert "| `waveform / mel` | -0.30, 0.30 |" in page  # the hidden reference
     assert "`A / B` is clearance by A beside fidelity by B" in page
     assert "A dash: not computed" not in page
+    assert "--page-only" not in page
     assert "(versions.md)" in page
     assert "(../README.md#what-came-out)" in page
 
