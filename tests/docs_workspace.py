@@ -7,8 +7,9 @@ from pathlib import Path
 
 from checkpoints import write_checkpoint
 from recipe_scripts import recipe
-from separations import leaky, sources, write, write_all
+from separations import write, write_all
 from torch import Tensor
+from waveforms import leaky, tones
 
 from torch_mapss.evaluation import demo
 
@@ -25,7 +26,7 @@ def make_workspace(folder: Path) -> Path:
     """
     entries, ratings = [], ["track,system,source,question,mean_rating"]
     for index, mixture in enumerate(MIXTURES):
-        references = sources(2, SECONDS, seed=index)
+        references = tones(2, SECONDS, seed=index)
         better, worse = leaky(references, 0.05), leaky(references, 0.3)
         truth = write_all(folder / "refs" / mixture, references)
         write_all(folder / "outA", better, (f"{mixture}_a", f"{mixture}_b"))
@@ -40,7 +41,7 @@ def make_workspace(folder: Path) -> Path:
         for source in "ab":
             ratings.append(f"{mixture},A,{source},quality,{80 - index}")
             ratings.append(f"{mixture},B,{source},quality,{40 + index}")
-    for name, waves in (("s", sources(2, SECONDS)), ("est", leaky(sources(2, SECONDS), 0.2))):
+    for name, waves in (("s", tones(2, SECONDS)), ("est", leaky(tones(2, SECONDS), 0.2))):
         for position, wave in enumerate(waves, 1):
             write(folder / f"{name}{position}" / "x.wav", wave)
     (folder / "manifest.json").write_text(json.dumps(entries))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from bursts import small
+from small_scorers import small
 from torch import Tensor
 
 from torch_mapss import DecompositionLoss, MAPSSLoss, MatchLoss, SeparationLoss

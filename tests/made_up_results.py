@@ -23,14 +23,15 @@ def item_rows(
     scores: ScoresBySystem, measures: Sequence[str] = ("ps", "log_pm"), **columns: Any
 ) -> list[dict[str, Any]]:
     """Rows of ``items.csv`` whose measures all follow one number; ``columns`` by mixture."""
-    return [
-        {"mixture_id": f"m{mixture}", "system": system, "seconds": 1.0, "references": 2}
-        | {m: value if SCORES[m].higher_is_better else -value for m in measures}
-        | {"status": "ok" if value == value else "undefined", "reason": ""}
-        | {name: values[mixture] for name, values in columns.items()}
-        for system, values in scores.items()
-        for mixture, value in enumerate(values)
-    ]
+    rows = []
+    for system, values in scores.items():
+        for mixture, value in enumerate(values):
+            row = {"mixture_id": f"m{mixture}", "system": system, "seconds": 1.0, "references": 2}
+            row |= {m: value if SCORES[m].higher_is_better else -value for m in measures}
+            row |= {"status": "ok" if value == value else "undefined", "reason": ""}
+            row |= {name: column[mixture] for name, column in columns.items()}
+            rows.append(row)
+    return rows
 
 
 def made_up_results(

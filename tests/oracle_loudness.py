@@ -1,4 +1,4 @@
-"""Loudness of ITU-R BS.1770-4, independent of the code under test, and a signal to measure.
+"""Loudness of ITU-R BS.1770-4, independent of the code under test.
 
 The published 48 kHz table run by scipy's recursion, and at other rates scipy's own bilinear
 transform.
@@ -6,27 +6,8 @@ transform.
 
 from __future__ import annotations
 
-import math
-
-import bursts
 import numpy as np
-import torch
 from scipy import signal
-from torch import Tensor
-
-
-def speech_like(seconds: float, rate: int, seed: int = 0) -> Tensor:
-    """Syllables of low-passed noise at 4 a second, with pauses and a slow drift of level."""
-    rng = np.random.default_rng(seed)
-    t = np.arange(int(seconds * rate)) / rate
-    b, a = signal.butter(1, [150 / (rate / 2), 1000 / (rate / 2)], "bandpass")
-    carrier = signal.lfilter(b, a, rng.standard_normal(len(t)))
-    syllables = np.clip(np.sin(2 * np.pi * 4 * t), 0, None) ** 2
-    phrase = (np.sin(2 * np.pi * 0.35 * t + rng.uniform(0, 6)) > -0.5) * 1.0
-    drift = 10 ** (0.4 * np.sin(2 * np.pi * 0.11 * t))
-    floor = 1e-3 * rng.standard_normal(len(t))
-    return torch.from_numpy(0.3 * carrier * syllables * phrase * drift + floor)
-
 
 SHELF = (1.53512485958697, -2.69169618940638, 1.19839281085285)
 TABLE_48K = (
@@ -61,17 +42,3 @@ def k_weighted(x: np.ndarray, rate: int) -> np.ndarray:
 
 def lufs(power: np.ndarray) -> np.ndarray:
     return -0.691 + 10 * np.log10(power)
-
-
-def loud_noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return 10 * bursts.noise(*shape, seed=seed, dtype=torch.float64).to(dtype)
-
-
-def sine(sections: list[tuple[float, float]], rate: int, hertz: float = 1000.0) -> Tensor:
-    """A tone through (dBFS, seconds) sections; 0 dBFS is amplitude 1."""
-    sections_of_level = [
-        np.full(round(seconds * rate), 10 ** (level / 20)) for level, seconds in sections
-    ]
-    amplitude = torch.from_numpy(np.concatenate(sections_of_level))
-    t = torch.arange(len(amplitude), dtype=torch.float64) / rate
-    return amplitude * torch.sin(2 * math.pi * hertz * t)

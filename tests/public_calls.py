@@ -13,20 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from waveforms import RATE, noise
 
 import torch_mapss
 from torch_mapss import DistortionBank, audio, bounds, functional, metrics
 from torch_mapss.training.curriculum import FrameTrigger, Quantile
 
-RATE = 16_000
 CPU = torch.device("cpu")
-
-
-def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Gaussian noise, the same whatever torch's defaults are."""
-    generator = torch.Generator(device="cpu").manual_seed(seed)
-    values = torch.randn(*shape, generator=generator, dtype=torch.float64, device=CPU)
-    return (0.1 * values).to(dtype)
 
 
 def waveforms(samples: int = 6400) -> tuple[Tensor, Tensor]:

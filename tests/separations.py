@@ -12,32 +12,10 @@ from typing import Any
 
 import numpy as np
 import soundfile
-import torch
 from torch import Tensor
+from waveforms import RATE, leaky, tones
 
 from torch_mapss import MAPSS, DistortionBank
-
-RATE = 16_000
-
-
-def sources(count: int = 2, seconds: float = 0.5, seed: int = 0, rate: int = RATE) -> Tensor:
-    """(S, T) harmonic tones of slowly moving level, unlike each other, all sounding throughout."""
-    generator = torch.Generator().manual_seed(seed)
-    t = torch.arange(int(seconds * rate)) / rate
-    waves = []
-    for k in range(count):
-        pitch = 110.0 * 1.6**k * (1.0 + 0.05 * float(torch.rand(1, generator=generator)))
-        # Partials end below 4 kHz: any rate that the tests use holds them.
-        partials = [torch.sin(2 * torch.pi * pitch * h * t + h) / h for h in range(1, 9)]
-        level = 0.6 + 0.3 * torch.sin(2 * torch.pi * (2.0 + k) * t)
-        noise = 0.01 * torch.randn(t.shape, generator=generator)
-        waves.append(0.3 * level * torch.stack(partials).sum(0) + noise)
-    return torch.stack(waves)
-
-
-def leaky(references: Tensor, amount: float = 0.2) -> Tensor:
-    """Estimates with the other sources leaking in."""
-    return references + amount * (references.sum(0, keepdim=True) - references)
 
 
 def write(path: Path, wave: Tensor, rate: int = RATE) -> str:
@@ -64,7 +42,7 @@ def write_manifest(folder: Path, mixtures=3, systems=("good", "bad"), seconds=0.
     """A test set of two sources with a manifest; systems leak more and more."""
     entries = []
     for k in range(mixtures):
-        truth = sources(2, seconds, seed=k)
+        truth = tones(2, seconds, seed=k)
         write_all(folder / f"m{k}" / "truth", truth)
         references = [f"m{k}/truth/{name}.wav" for name in "ab"]
         entry: dict[str, Any] = {"mixture_id": f"m{k}", "references": references, "systems": {}}
@@ -153,7 +131,7 @@ def wild_results(folder: Path) -> Path:
     """Results of two mixtures and systems; one name is a script, files have blanks and '#'."""
     entries = []
     for k in range(2):
-        truth = sources(2, 1.0, seed=k)
+        truth = tones(2, 1.0, seed=k)
         made = {"good": leaky(truth, 0.1), WILD: leaky(truth, 0.6)}
         names = [f"m{k} #{n}.wav" for n in range(2)]
         for name, wave in zip(names, truth):

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from bursts import voices
 from torch import Tensor
+from waveforms import voices
 
 from torch_mapss import MAPSS, DistortionBank
 
@@ -16,7 +16,7 @@ RATE, SAMPLES, MEMBERS = 8000, 4000, 3
 
 
 class Stub:
-    """Log energies of twelve bands in frames of 100 ms; counts the waveforms it is given."""
+    """Log energies of twelve bands in frames of 100 ms; counts the waveforms passed to it."""
 
     name, sample_rate, hop, receptive_field, feature_size = "stub", RATE, 400, 800, 12
 
@@ -31,7 +31,7 @@ class Stub:
 
 
 class Weighted(torch.nn.Module):
-    """An encoder with a weight, so that copies of it can be told."""
+    """An encoder with a weight, so that copies of it can be told apart."""
 
     name, sample_rate, hop, receptive_field, feature_size = "weighted", RATE, 400, 800, 4
 
@@ -68,8 +68,7 @@ def waveform_count(items: int, measures: int = 2, sources: int = 2) -> int:
 def states_of(metric: Any) -> list[Tensor]:
     """All tensors among the states of a metric, those of lists one by one."""
     tensors: list[Tensor] = []
-    for name in metric._defaults:
-        state = getattr(metric, name)
+    for state in metric.metric_state.values():
         tensors += state if isinstance(state, list) else [state]
     return tensors
 

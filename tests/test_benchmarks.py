@@ -28,7 +28,7 @@ def test_help(script: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_the_page_says_what_it_lacks_and_that_commits_differ(
+def test_page_lists_missing_parts_and_different_commits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.syspath_prepend(FOLDER)

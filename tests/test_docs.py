@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from bursts import leaky, small, voices
 from clouds import clouds
+from small_scorers import small
 from torch import Tensor
+from waveforms import impaired, voices
 
 import torch_mapss
 from torch_mapss import MAPSS, SeparationLoss
@@ -143,7 +144,7 @@ def test_shapes_of_functions_of_embeddings(lead: tuple[int, ...]) -> None:
 
 def test_shapes_of_the_pipeline() -> None:
     references = voices(2, samples=SIZES["T"])
-    estimates, mapss = leaky(references), small(size=SIZES["P"])
+    estimates, mapss = impaired(references), small(size=SIZES["P"])
     scores = mapss(estimates, references)
     for thing in (MAPSS.forward, SeparationLoss.forward):
         assert references.shape == said(thing, "estimates") == said(thing, "references")

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bursts import small
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from small_scorers import small
 from torch import Tensor
 
 from torch_mapss import (

@@ -108,7 +108,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SHORTCUTS))
-def test_a_shortcut_hands_on_the_very_objects(name: str) -> None:
+def test_shortcut_exports_the_same_objects(name: str) -> None:
     shortcut = importlib.import_module(f"torch_mapss.{name}")
     home = importlib.import_module(f"torch_mapss.training.{name}")
     for public in shortcut.__all__:

@@ -1,4 +1,4 @@
-"""A made-up score: a record in the table and a result of a measure's function, and all reads it."""
+"""A made-up score: every consumer picks up a record and a result of a measure's function."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ MAPSS("mel", measures="decomposition")(references, references)
         ),
     ],
 )
-def test_what_a_new_score_lacks_is_said(changes, message, tmp_path):
+def test_missing_parts_of_a_new_score_are_reported(changes, message, tmp_path):
     done = with_changed_package(tmp_path, changes, SCORING)
     assert done.returncode == 1
     assert message in done.stderr.splitlines()[-1]

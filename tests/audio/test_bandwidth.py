@@ -7,10 +7,9 @@ import pytest
 import torch
 from scipy.signal import firwin, lfilter
 from torch import Tensor
+from waveforms import RATE
 
 from torch_mapss.audio import bandwidth
-
-RATE = 16_000
 
 
 def band(edge: float, seconds: float = 2.0, seed: int = 0) -> Tensor:
@@ -44,7 +43,7 @@ def test_rare_sounds_count_and_pauses_do_not():
     assert float(bandwidth(wave, RATE)) > 7500.0
 
 
-def test_noise_fills_the_band_and_silence_none():
+def test_bandwidth_of_noise_and_silence():
     waves = torch.stack([band(7999.0), torch.zeros(2 * RATE), torch.full((2 * RATE,), 0.5)])
     edges = bandwidth(waves, RATE)
     assert edges.dtype == torch.float64

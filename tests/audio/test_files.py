@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from oracle_loudness import loud_noise, sine
 from separations import python
+from waveforms import loud_noise, sine_steps
 
 from torch_mapss import audio
 
@@ -45,7 +45,7 @@ def test_formats_are_read_and_refused_where_cut(tmp_path, name, format, subtype,
     path, channels = tmp_path / name, 1 if subtype == "GSM610" else 2
     samples = 0.3 * loud_noise(24_000, channels).clamp(-3, 3).numpy() / 3
     if tolerance is None:
-        samples = sine([(-6, 1.5)], 16000, hertz=500).numpy()[:, None].repeat(channels, 1)
+        samples = sine_steps([(-6, 1.5)], 16000, hertz=500).numpy()[:, None].repeat(channels, 1)
     soundfile.write(path, samples, 16000, format=format, subtype=subtype)
     for given_path in (path, str(path)):
         wave, rate = audio.load_audio(given_path)

@@ -7,20 +7,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from bursts import noise as soft_noise
-from oracle_loudness import k_weighted, lufs, speech_like
+from oracle_loudness import k_weighted, lufs
 from torch import Tensor
 from torch.autograd import gradcheck
+from waveforms import loud_noise, syllables
 
 from torch_mapss.audio import integrated_loudness, normalize_loudness
 from torch_mapss.audio.frames import frame_rms, frame_times
 from torch_mapss.audio.loudness import at_loudness, metered, passing_blocks
 
 RATE, TARGET = 16_000, -23.0
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return 10 * soft_noise(*shape, seed=seed, dtype=torch.float64)
 
 
 def block_powers(x: Tensor, rate: int) -> np.ndarray:
@@ -59,8 +55,10 @@ def levelled(estimate: Tensor, reference: Tensor, rate: int = RATE) -> Tensor:
 @pytest.mark.parametrize("seconds", [0.25, 6.0])
 @pytest.mark.parametrize("rate", [8000, 16_000, 44_100])
 def test_equals_the_oracle(rate, seconds):
-    reference = speech_like(seconds, rate)
-    estimate = reference + 0.1 * speech_like(seconds, rate, seed=1) + 0.01 * noise(len(reference))
+    reference = syllables(seconds, rate)
+    estimate = (
+        reference + 0.1 * syllables(seconds, rate, seed=1) + 0.01 * loud_noise(len(reference))
+    )
     gain = levelled(estimate, reference, rate) / estimate
     expected = gain_oracle(estimate, reference, rate)
     torch.testing.assert_close(gain, torch.full_like(gain, expected), rtol=1e-9, atol=0)
@@ -68,13 +66,13 @@ def test_equals_the_oracle(rate, seconds):
 
 def pausing(seconds: float = 15.0, plays: float = 3.0) -> tuple[Tensor, Tensor]:
     """A source that plays at the beginning, and noise from its pause on."""
-    wave = 0.1 * noise(2, round(seconds * RATE), seed=2).float()
+    wave = 0.1 * loud_noise(2, round(seconds * RATE), seed=2).float()
     pauses = torch.arange(wave.shape[-1]) >= plays * RATE
     return torch.where(pauses, 0.0, wave[0]), torch.where(pauses, wave[1], 0.0)
 
 
 @pytest.mark.parametrize("leakage", [0.01, 0.1, 0.2, 1.0])
-def test_what_leaks_into_a_pause_does_not_change_the_level(leakage):
+def test_leakage_in_a_pause_does_not_change_the_level(leakage):
     reference, noise_of_pause = pausing()
     plays = slice(0, 3 * RATE)
     expected = at_loudness(reference, RATE, TARGET)[plays]
@@ -90,8 +88,8 @@ def test_what_leaks_into_a_pause_does_not_change_the_level(leakage):
 
 
 def test_gain_of_an_estimate_and_of_a_reference_is_free():
-    reference = speech_like(3.0, RATE)
-    estimate = reference + 0.3 * speech_like(3.0, RATE, seed=1)
+    reference = syllables(3.0, RATE)
+    estimate = reference + 0.3 * syllables(3.0, RATE, seed=1)
     expected = levelled(estimate, reference)
     for gain in (1e-6, 1e-2, 25.0, 1e6):
         torch.testing.assert_close(levelled(gain * estimate, reference), expected)
@@ -100,9 +98,9 @@ def test_gain_of_an_estimate_and_of_a_reference_is_free():
 
 
 def test_batch_equals_rows_and_a_silent_reference_counts_the_whole():
-    references = torch.stack([speech_like(2.0, RATE, seed=k) for k in range(3)])
+    references = torch.stack([syllables(2.0, RATE, seed=k) for k in range(3)])
     references[1] = 0.0
-    estimates = references.roll(1, 0) + 0.1 * noise(*references.shape)
+    estimates = references.roll(1, 0) + 0.1 * loud_noise(*references.shape)
     levelled_batch = levelled(estimates, references)
     for row, estimate, reference in zip(levelled_batch, estimates, references):
         torch.testing.assert_close(row, levelled(estimate, reference), rtol=1e-12, atol=1e-14)
@@ -117,16 +115,16 @@ def test_silence_where_the_source_plays_is_limited_by_the_peak():
     leaf = estimate.requires_grad_()
     loud = levelled(leaf, reference)
     assert float(loud.detach().abs().max()) == pytest.approx(1.0)
-    (slope,) = torch.autograd.grad((loud * noise(len(reference)).float()).sum(), leaf)
+    (slope,) = torch.autograd.grad((loud * loud_noise(len(reference)).float()).sum(), leaf)
     assert slope.isfinite().all()
     nothing = torch.zeros_like(reference)
     assert torch.equal(levelled(nothing, reference), nothing)
 
 
 def test_gradients_against_differences():
-    reference = speech_like(1.2, 8000)
-    estimate = reference + 0.1 * noise(len(reference))
-    weight = noise(len(reference), seed=4)
+    reference = syllables(1.2, 8000)
+    estimate = reference + 0.1 * loud_noise(len(reference))
+    weight = loud_noise(len(reference), seed=4)
     gates = passing_blocks(reference, 8000, TARGET)
     passing = int(gates.nonzero()[0]) * 800 + 100
 
@@ -139,7 +137,7 @@ def test_gradients_against_differences():
 
 @pytest.mark.parametrize("at_once", [4000, 200_000])
 def test_a_meter_of_pieces_finds_the_same_gates_and_gains(at_once):
-    references = torch.stack([speech_like(5.0, RATE, seed=k).float() for k in range(2)])
+    references = torch.stack([syllables(5.0, RATE, seed=k).float() for k in range(2)])
     estimates = references + 0.2 * references.flip(0)
     gates = metered(references, RATE, at_once).passing_blocks(TARGET)
     assert torch.equal(gates, passing_blocks(references, RATE, TARGET))
@@ -149,7 +147,7 @@ def test_a_meter_of_pieces_finds_the_same_gates_and_gains(at_once):
 
 
 def test_another_default_device_changes_nothing():
-    wave = speech_like(2.0, 24_000)  # a rate whose filter is not cached yet
+    wave = syllables(2.0, 24_000)  # a rate whose filter is not cached yet
     try:
         torch.set_default_device("meta")
         loudness_and_wave = integrated_loudness(wave, 24_000), normalize_loudness(wave, 24_000)

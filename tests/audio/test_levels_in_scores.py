@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from bursts import RATE, leaky, scores_of, small, voices
+from small_scorers import scores_of, small
 from torch import Tensor
+from waveforms import RATE, impaired, voices
 
 from torch_mapss import MAPSS, DistortionBank, MAPSSLoss
 
@@ -35,7 +36,7 @@ def test_a_silent_source_of_three_leaves_two(silent):
     ps, pm = (DistortionBank(k, without=("noise",), size=6) for k in ("separation", "match"))
     mapss = small(separation_bank=ps, match_bank=pm)
     audible = [source for source in range(3) if source != silent]
-    references, estimates = voices(1, 3), leaky(voices(1, 3))
+    references, estimates = voices(1, 3), impaired(voices(1, 3))
     references[:, silent] = estimates[:, silent] = 0.0
     three = scores_of(mapss, estimates, references)
     assert three[..., silent].isnan().all()
@@ -44,7 +45,7 @@ def test_a_silent_source_of_three_leaves_two(silent):
 
 
 def test_a_silent_estimate_scores_low_with_finite_gradients(mapss):
-    references, estimates = voices(2), leaky(voices(2), 0.05)
+    references, estimates = voices(2), impaired(voices(2), 0.05)
     clean = scores_of(mapss, estimates, references)
     estimates[0, 1] = 0.0
     scores = scores_of(mapss, estimates, references)
@@ -58,7 +59,7 @@ def test_a_silent_estimate_scores_low_with_finite_gradients(mapss):
 @pytest.mark.parametrize("seconds", [0.2, 0.025])
 def test_clips_shorter_than_a_loudness_block(mapss, seconds):
     references = voices(samples=round(seconds * RATE))
-    estimates = leaky(references)
+    estimates = impaired(references)
     scores = scores_of(mapss, estimates, references)
     gradient(mapss, estimates, references)
     for gain in (1e-2, 30.0):
@@ -69,7 +70,7 @@ def test_clips_shorter_than_a_loudness_block(mapss, seconds):
 @pytest.mark.parametrize("quiet_input", ["estimates", "references", "one"])
 def test_very_quiet_sources_score_as_at_normal_level(mapss, quiet_input):
     references = voices()
-    estimates = leaky(references)
+    estimates = impaired(references)
     normal = scores_of(mapss, estimates, references)
     quiet, true = estimates.clone(), references.clone()
     {"estimates": quiet, "references": true, "one": true[:, 0]}[quiet_input].mul_(1e-5)
@@ -80,7 +81,7 @@ def test_very_quiet_sources_score_as_at_normal_level(mapss, quiet_input):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 def test_the_quietest_and_the_loudest_numbers_of_a_type(mapss, dtype):
     references = voices()
-    unit = leaky(references).double()
+    unit = impaired(references).double()
     unit = unit / unit.abs().max()
     for peak in (torch.finfo(dtype).max / 2, torch.finfo(dtype).tiny * 1e3):
         scores = mapss((unit * peak).to(dtype), references)
@@ -89,7 +90,7 @@ def test_the_quietest_and_the_loudest_numbers_of_a_type(mapss, dtype):
 
 def test_a_loud_estimate_is_not_clipped(mapss):
     references = voices()
-    unit = leaky(references) / leaky(references).abs().max()
+    unit = impaired(references) / impaired(references).abs().max()
     loud, normal = (scores_of(mapss, gain * unit, references) for gain in (25, 1))
     near(loud, normal, rtol=0, atol=1e-3)
     slope, quiet = (gradient(mapss, gain * unit, references)[1] for gain in (25, 1))
@@ -100,7 +101,7 @@ def test_scores_of_any_estimate_stay_in_the_unit_interval(mapss):
     references = voices()
     made = {
         "perfect": references,
-        "leaky": leaky(references),
+        "leaky": impaired(references),
         "noise": torch.randn(references.shape, generator=torch.Generator().manual_seed(3)),
         "inverted": -references,
         "swapped": references.flip(1),

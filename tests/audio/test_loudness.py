@@ -7,10 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from oracle_loudness import TABLE_48K, k_weighted, loud_noise, lufs, sine, speech_like
+from oracle_loudness import TABLE_48K, k_weighted, lufs
 from scipy import signal
 from torch import Tensor
 from torch.autograd import gradcheck
+from waveforms import loud_noise, sine_steps, syllables
 
 from torch_mapss import audio
 from torch_mapss.audio import loudness
@@ -37,15 +38,15 @@ def test_k_weighting_equals_the_recursion(rate, dtype, tolerance):
     assert np.abs(got - expected).max() <= tolerance * np.abs(expected).max()
 
 
-def test_sines_read_what_the_standard_says():
+def test_loudness_of_sines_equals_the_standard():
     # BS.1770-4, annex 1: 0 dBFS at 997 Hz in one channel reads -3.01.
-    x = sine([(0, 5)], 48000, hertz=997)
+    x = sine_steps([(0, 5)], 48000, hertz=997)
     assert float(audio.integrated_loudness(x, 48000)) == pytest.approx(-3.01, abs=0.01)
     # Far below half the rate no warping is left: what the standard's filter gives at 48 kHz.
     gain = np.prod([abs(signal.freqz(b, a, [np.pi / 120])[1][0]) for b, a in TABLE_48K])
     expected = float(lufs(gain**2 / 2))
     for rate in RATES:
-        measured = float(audio.integrated_loudness(sine([(0, 5)], rate, hertz=200), rate))
+        measured = float(audio.integrated_loudness(sine_steps([(0, 5)], rate, hertz=200), rate))
         assert measured == pytest.approx(expected, abs=0.01)
 
 
@@ -74,7 +75,7 @@ def test_ebu_tech_3341(case, rate):
         w = 2 * np.pi * np.array([1000.0, hertz]) / 48000
         gains = np.prod([np.abs(signal.freqz(b, a, w)[1]) for b, a in TABLE_48K], axis=0)
         correction = float(20 * np.log10(gains[1] / gains[0]))
-    x = sine(mono, rate, hertz).float()
+    x = sine_steps(mono, rate, hertz).float()
     reading = float(audio.integrated_loudness(x, rate)) - correction
     assert reading == pytest.approx(expected, abs=0.1)
 
@@ -83,7 +84,7 @@ def test_ebu_tech_3341(case, rate):
 def test_loudness_of_speech_like_noise(rate):
     pyloudnorm = pytest.importorskip("pyloudnorm")
     for level in (1.0, 1e-2):
-        x = level * speech_like(6.05, rate)
+        x = level * syllables(6.05, rate)
         got = float(audio.integrated_loudness(x, rate))
         assert got == pytest.approx(loudness_oracle(x, rate), abs=1e-9)
         assert float(audio.integrated_loudness(x.float(), rate)) == pytest.approx(got, abs=1e-4)
@@ -95,7 +96,7 @@ def test_loudness_of_speech_like_noise(rate):
 
 @pytest.mark.parametrize(("samples", "gain"), [(3200, 1.0), (48000, 1e-5)])
 def test_short_or_very_quiet_signals_are_ungated(samples, gain):
-    x = gain * speech_like(samples / 16000, 16000)
+    x = gain * syllables(samples / 16000, 16000)
     expected = lufs(np.mean(k_weighted(x.numpy(), 16000) ** 2))
     assert (expected < -100) == (gain < 1)
     assert float(audio.integrated_loudness(x, 16000)) == pytest.approx(expected, abs=1e-9)
@@ -104,7 +105,7 @@ def test_short_or_very_quiet_signals_are_ungated(samples, gain):
 
 def test_the_absolute_gate_is_absolute():
     # Half the signal lies 20 dB below the gate: it must not pull the mean down by 3 dB.
-    tones = sine([(-60, 4), (-90, 4)], 16000), sine([(-60, 4)], 16000)
+    tones = sine_steps([(-60, 4), (-90, 4)], 16000), sine_steps([(-60, 4)], 16000)
     measured, expected = (float(audio.integrated_loudness(tone, 16000)) for tone in tones)
     assert measured == pytest.approx(expected, abs=0.3)
 
@@ -128,7 +129,7 @@ def test_silence_is_minus_infinity_and_stays(dtype):
     assert (gradient[1] != 0).any()
 
 
-def test_silence_is_what_stays_below_a_peak():
+def test_silence_is_a_peak_below_a_threshold():
     x = torch.tensor([[0.0, 2e-31], [0.0, 2e-30], [0.0, 0.0]])
     assert audio.is_silent(x).tolist() == [True, False, True]
     expected = audio.normalize_loudness(torch.tensor([0.0, 1.0]), 16000)
@@ -140,7 +141,7 @@ def test_silence_is_what_stays_below_a_peak():
     ("rate", "target"), [(8000, -23.0), (16000, -30.0), (44100, -23.0), (16000, -80.0)]
 )
 def test_normalised_output_reads_the_target(rate, target):
-    x = torch.stack([speech_like(4, rate, seed=k) * 10.0 ** (k - 2) for k in range(4)])
+    x = torch.stack([syllables(4, rate, seed=k) * 10.0 ** (k - 2) for k in range(4)])
     y = audio.normalize_loudness(x, rate, target=target, peak=math.inf)
     for row in y:  # a target below the gate is that of the whole signal
         measured = (
@@ -154,7 +155,7 @@ def test_normalised_output_reads_the_target(rate, target):
 @pytest.mark.parametrize("seconds", [0.2, 3.0])
 @pytest.mark.parametrize("gain", [25.0, 1e-2, 1e-5, 1e-12, 1e-20, 1e10, -1.0])
 def test_gain_changes_nothing_and_leaves_a_gradient(gain, seconds):
-    x = speech_like(seconds, 16000).float()
+    x = syllables(seconds, 16000).float()
     expected = audio.normalize_loudness(x, 16000) * math.copysign(1, gain)
     leaf = (gain * x).requires_grad_()
     got = audio.normalize_loudness(leaf, 16000)
@@ -183,7 +184,7 @@ def test_peak_is_limited_by_scaling():
 @pytest.mark.parametrize("shape", [(), (1,), (2, 3), (2, 1, 4)])
 def test_batching_equals_looping(shape):
     rows = math.prod(shape)
-    x = torch.stack([speech_like(1.3, 8000, seed=k) * 10.0**-k for k in range(rows)])
+    x = torch.stack([syllables(1.3, 8000, seed=k) * 10.0**-k for k in range(rows)])
     x[-1] = 0 if rows > 2 else x[-1]
     batch = x.reshape(*shape, -1)
     loudness = audio.integrated_loudness(batch, 8000)
@@ -226,7 +227,7 @@ def test_gradients_against_differences(kind):
     assert abs(float((g * x).sum())) < 1e-9 * float(g.norm() * x.norm())
 
 
-def test_loudness_refuses_what_it_cannot_measure():
+def test_loudness_refuses_invalid_signals():
     x = loud_noise(2, 800)
     x[1, 7] = torch.nan
     for function in (audio.integrated_loudness, audio.normalize_loudness):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from bursts import noise
 from torch import Tensor
+from waveforms import noise
 
 from torch_mapss.audio import estimate_lag, is_constant, shift
 
@@ -65,7 +65,7 @@ def test_shift_moves_and_fills_with_zeros():
         shift(wave, 1.5)  # type: ignore[arg-type]
 
 
-def test_shapes_of_a_lag_and_what_holds_no_sound():
+def test_shapes_of_a_lag_and_silence():
     with pytest.raises(ValueError, match="one shape"):
         estimate_lag(noise(2, 100), noise(3, 100), 10)
     with pytest.raises(ValueError, match="at least 0"):

@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from oracle_loudness import loud_noise
 from torch.autograd import gradcheck
+from waveforms import loud_noise
 
 from torch_mapss import audio
 from torch_mapss.audio import matching
@@ -85,7 +85,7 @@ def test_matching_with_silence_and_other_levels():
     assert sorted(silent.tolist()) == [0, 1, 2]
 
 
-def test_matching_refuses_what_does_not_fit():
+def test_matching_refuses_mismatched_shapes():
     for shapes in (((3, 9), (2, 9)), ((2, 9), (2, 8)), ((2, 2, 9), (3, 2, 9)), ((9,), (9,))):
         with pytest.raises(ValueError, match="number of sources only"):
             audio.match_sources(*map(torch.ones, shapes))

@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle_loudness import loud_noise, sine, speech_like
 from torch.autograd import gradcheck
+from waveforms import loud_noise, sine_steps, syllables
 
 from torch_mapss import audio
 
@@ -69,7 +69,7 @@ def test_resampling_is_that_of_torchaudio(orig, new_rate, samples):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 def test_resampling_moves_a_tone(dtype):
     x, expected = (
-        torch.stack([sine([(-6, 1)], rate, hertz) for hertz in (1000, 440)])
+        torch.stack([sine_steps([(-6, 1)], rate, hertz) for hertz in (1000, 440)])
         for rate in (44100, 16000)
     )
     y = audio.resample(x := x.to(dtype), 44100, 16000)
@@ -163,7 +163,7 @@ def test_frame_arguments():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_the_device_gives_the_same_numbers():
-    x = torch.stack([speech_like(2, 16000, seed=k) for k in range(3)]).float()
+    x = torch.stack([syllables(2, 16000, seed=k) for k in range(3)]).float()
     x[2] = 0
     y = x.cuda()
     loud, expected = (audio.normalize_loudness(wave, 16000) for wave in (y, x))

@@ -341,7 +341,7 @@ def _resampled_score(psi: np.ndarray, counts: np.ndarray, measure: str) -> list[
     return result
 
 
-def test_bootstrap_draws_only_what_is_present() -> None:
+def test_bootstrap_draws_only_present_members() -> None:
     present = torch.rand(4, 2, 12, generator=torch.Generator().manual_seed(0)) > 0.4
     counts = bootstrap.resampled_counts(present, 300, seed=1)
     assert bool((counts[:, ~present] == 0).all())

@@ -88,7 +88,7 @@ def test_the_derived_radius_covers_every_bias_and_the_printed_one_does_not() -> 
         assert abs(F.pool_separation(ps + bias) - base) <= derived
 
 
-def test_block_inflation_covers_what_depends_over_four_frames() -> None:
+def test_block_inflation_covers_dependence_over_four_frames() -> None:
     """Errors shared by five frames each, the worst case of independence beyond g = 4."""
     generator = torch.Generator().manual_seed(6)
     blocks = torch.randn(20_000, 12, generator=generator, dtype=torch.float64)
@@ -225,7 +225,7 @@ def test_absent_systems_were_never_there(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", correlation.METHODS)
-def test_constant_ratings_are_said_to_be_undefined(method: str) -> None:
+def test_correlation_with_constant_ratings_is_undefined(method: str) -> None:
     v, h = _uniform(2, 5), _uniform(2, 5, seed=1)
     m = torch.stack([torch.full((5,), 0.1, dtype=torch.float64), _uniform(5, seed=2)])
     with pytest.warns(UserWarning, match="1 of 2 .* 1 have ratings that are all the same"):

@@ -178,7 +178,7 @@ def test_gradients_in_pauses_against_differences(sources):
     assert (outputs.grad[:, 0] != 0).any(-1).all()
 
 
-def test_what_rests_must_be_finite_for_its_own_output_alone():
+def test_resting_sources_must_be_finite_only_for_their_own_output():
     y, r, d, _ = scene(2, sources=3)
     r[:, 2] = torch.nan
     active = torch.tensor([True, True, False])

@@ -142,7 +142,7 @@ class _Astray(torch.autograd.Function):
         return grad.cpu()
 
 
-def test_what_lies_elsewhere_is_noticed() -> None:
+def test_tensors_on_another_device_are_noticed() -> None:
     with fake_device():
         x = torch.empty(3, device="cuda", requires_grad=True)
         with pytest.raises(RuntimeError, match="device"):

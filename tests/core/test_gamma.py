@@ -232,13 +232,15 @@ def test_rises_in_shape_and_falls_in_x() -> None:
 def test_continuous_across_the_region_borders(function: Function) -> None:
     """Values and slopes on both sides of k = 1, x = 1/2, x = k and k = 10 differ by a rounding."""
     borders = [(1.0, 0.3), (0.4, 0.5), (1.0, 0.5), (6.0, 6.0), (10.0, 11.0)]
-    inner, outer = (
-        [(k * (1 + e) if k in (1.0, 10.0) else k, x * (1 + e) if x in (0.5, 6.0) else x)
-         for k, x in borders]
-        for e in (-1e-13, 1e-13)
-    )  # fmt: skip
-    pairs = (with_gradients(function, *pair_of(points)) for points in (inner, outer))
-    for low, high in zip(*pairs):
+    results = []
+    for shift in (-1e-13, 1e-13):
+        points = []
+        for k, x in borders:
+            shifted_k = k * (1 + shift) if k in (1.0, 10.0) else k
+            shifted_x = x * (1 + shift) if x in (0.5, 6.0) else x
+            points.append((shifted_k, shifted_x))
+        results.append(with_gradients(function, *pair_of(points)))
+    for low, high in zip(*results):
         torch.testing.assert_close(low, high, rtol=3e-12, atol=0)
 
 

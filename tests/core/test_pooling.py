@@ -119,7 +119,7 @@ def test_memory_is_linear_in_frames(masked):
     assert abs(float(pooled.detach()) - oracle_bounds.pool_separation(counted.numpy())) < 1e-12
 
 
-def test_fidelity_is_one_less_the_rms_of_what_is_missing():
+def test_fidelity_is_one_minus_the_rms_loss():
     frames = torch.tensor([[1.0, 0.5, 0.9, 0.0], [1.0] * 4, [0.3] * 4], dtype=torch.float64)
     defined = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]]).bool()
     leaf = frames.clone().requires_grad_()
@@ -137,7 +137,7 @@ def test_fidelity_is_one_less_the_rms_of_what_is_missing():
     assert F.pool_fidelity(frames[0], active=torch.zeros(4, dtype=torch.bool)).isnan()
 
 
-def test_compressed_log_pm_bounds_what_one_frame_does():
+def test_compressed_log_pm_bounds_the_effect_of_a_frame():
     frames = torch.tensor([0.0, -1.0, -14_000.0], dtype=torch.float64, requires_grad=True)
     pooled = pool_log_match_compressed(frames)
     assert abs(float(pooled.detach()) + (math.log(2.0) + math.log(14_001.0)) / 3) < 1e-12

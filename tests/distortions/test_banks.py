@@ -8,8 +8,9 @@ import pickle
 
 import pytest
 import torch
-from distortion_signals import RATE, TONES, rms, speechlike, white
+from paper_banks import TONES
 from torch import Tensor
+from waveforms import RATE, noise64, red_bursts, rms
 
 from torch_mapss.distortions import FAMILIES, Distortion, DistortionBank
 from torch_mapss.distortions.additive import add_noise
@@ -55,7 +56,7 @@ def test_members_that_need_a_higher_rate_are_absent() -> None:
     bank = DistortionBank()
     lost = set(bank.names()) - set(bank.names(8000))
     assert lost == {"notch/8000Hz", "tone/4000Hz"}
-    made = bank(speechlike(1, 800).float(), 8000)
+    made = bank(red_bursts(1, 800).float(), 8000)
     assert made.names == bank.names(8000)
     assert made.waveforms.shape == (1, 68, 800)
     # 4000 and 6000 Hz both become 0.45 f_s = 3600 Hz, which is one member
@@ -77,7 +78,7 @@ def test_any_rate_and_length_also_silent_gives_finite_copies(
     kind: str, rate: int, length: int, dtype: torch.dtype
 ) -> None:
     bank = DistortionBank(kind)
-    waves = speechlike(2, length).to(dtype)
+    waves = red_bursts(2, length).to(dtype)
     waves[1] = 0
     made = bank(waves, rate)
     assert made.waveforms.shape == (2, len(made.names), length)
@@ -90,7 +91,7 @@ def test_any_rate_and_length_also_silent_gives_finite_copies(
 
 
 def test_families_change_the_reference_and_keep_its_level_sane() -> None:
-    waves = speechlike(1, RATE)
+    waves = red_bursts(1, RATE)
     for kind in ("separation", "match"):
         made = DistortionBank(kind, without=("gate", "clipping"))(waves, RATE)
         change = rms(made.waveforms - waves[:, None]) / rms(waves)
@@ -99,7 +100,7 @@ def test_families_change_the_reference_and_keep_its_level_sane() -> None:
 
 
 def test_seeds_give_equal_numbers_whatever_the_global_generator_did() -> None:
-    waves = speechlike(2, 1600)
+    waves = red_bursts(2, 1600)
     bank = DistortionBank()
     torch.manual_seed(1)
     state = torch.get_rng_state()
@@ -114,7 +115,7 @@ def test_seeds_give_equal_numbers_whatever_the_global_generator_did() -> None:
 
 
 def test_noise_differs_between_sources_and_members() -> None:
-    waves = white(1, 4000).expand(3, -1)
+    waves = noise64(1, 4000).expand(3, -1)
     added = DistortionBank(only=("noise",))(waves, RATE).waveforms - waves[:, None]
     flat = added.flatten(0, 1)
     correlation = torch.corrcoef(flat)
@@ -131,7 +132,7 @@ def test_noise_differs_between_sources_and_members() -> None:
 
 @pytest.mark.parametrize("kind", ["separation", "match"])
 def test_an_item_is_distorted_alone_as_in_a_batch(kind: str) -> None:
-    waves = speechlike(4, 1600).reshape(2, 2, 1600)
+    waves = red_bursts(4, 1600).reshape(2, 2, 1600)
     waves[1] *= 7
     bank = DistortionBank(kind)
     with torch.autocast("cpu", dtype=torch.bfloat16):  # which changes nothing
@@ -146,7 +147,7 @@ def test_an_item_is_distorted_alone_as_in_a_batch(kind: str) -> None:
 
 
 def test_a_members_copy_does_not_depend_on_the_rest_of_the_bank() -> None:
-    waves = speechlike(2, 1600)
+    waves = red_bursts(2, 1600)
     full = DistortionBank("match")(waves, RATE)
     small = DistortionBank("match").subset(17)(waves, RATE)
     places = [full.names.index(name) for name in small.names]
@@ -158,7 +159,7 @@ def test_a_members_copy_does_not_depend_on_the_rest_of_the_bank() -> None:
 
 @pytest.mark.parametrize("kind", ["separation", "match"])
 def test_float32_and_float64_agree(kind: str) -> None:
-    waves = speechlike(1, RATE // 2)
+    waves = red_bursts(1, RATE // 2)
     # the vocoder restarts at thresholds and the gate opens at one: rounding can move those
     bank = DistortionBank(kind, without=("pitch", "gate"))
     single, double = (bank(w, RATE) for w in (waves.float(), waves))
@@ -166,8 +167,8 @@ def test_float32_and_float64_agree(kind: str) -> None:
     assert (rms(single.waveforms - double.waveforms) / rms(waves)).max() < 1e-4
 
 
-def test_chunks_make_what_the_call_makes() -> None:
-    waves = speechlike(2, 1600).requires_grad_()
+def test_chunks_equal_the_full_bank() -> None:
+    waves = red_bursts(2, 1600).requires_grad_()
     before = waves.detach().clone()
     bank = DistortionBank("match")
     made = bank(waves, RATE)
@@ -205,7 +206,7 @@ def test_own_distortions_are_appended_and_called_with_their_parameters() -> None
     bank = DistortionBank(extra=(custom, loud))
     assert bank.families["gain"] == 1
     assert bank.families["noise"] == 22
-    waves = white(2, RATE)
+    waves = noise64(2, RATE)
     made = bank(waves, RATE)
     assert made.names[-2:] == ("gain/half", "noise/white/-20dB")
     assert torch.equal(made.waveforms[:, -2], 0.5 * waves)
@@ -225,7 +226,7 @@ def test_own_distortions_are_appended_and_called_with_their_parameters() -> None
 )
 def test_own_distortions_are_checked(function: object, message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
-        DistortionBank(extra=(Distortion("mine", "own", function),))(white(1, 100), RATE)  # type: ignore[arg-type]
+        DistortionBank(extra=(Distortion("mine", "own", function),))(noise64(1, 100), RATE)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="non-empty"):
         Distortion("", "b", halve)
 
@@ -254,7 +255,7 @@ def test_banks_compare_hash_print_and_pickle_by_their_settings() -> None:
     assert {bank: 1}[copy] == {bank: 1}[same] == 1
     variants = [{"kind": "separation", "without": ("noise",)}, {"seed": 3}, {"without": ("noise",)}]
     assert all(bank != DistortionBank(**{"kind": "match", **variant}) for variant in variants)
-    waves = speechlike(1, 800)
+    waves = red_bursts(1, 800)
     assert torch.equal(copy(waves, RATE).waveforms, bank(waves, RATE).waveforms)
     assert repr(bank) == "DistortionBank('match', size=62, seed=3)"
 
@@ -273,7 +274,7 @@ def test_banks_compare_hash_print_and_pickle_by_their_settings() -> None:
         ({"seed": 0.5}, TypeError, "seed"),
     ],
 )
-def test_errors_say_what_to_do(options: dict, error: type[Exception], words: str) -> None:
+def test_errors_name_a_remedy(options: dict, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         DistortionBank(**options)
 
@@ -281,16 +282,16 @@ def test_errors_say_what_to_do(options: dict, error: type[Exception], words: str
 @pytest.mark.parametrize(
     ("wave", "rate", "options", "error", "words"),
     [
-        (white(2, 100).half(), RATE, {}, TypeError, "float32 or float64"),
+        (noise64(2, 100).half(), RATE, {}, TypeError, "float32 or float64"),
         ([[0.0]], RATE, {}, TypeError, "float32 or float64"),
         (torch.zeros(100), RATE, {}, ValueError, "shape"),
         (torch.zeros(0, 100), RATE, {}, ValueError, "shape"),
         (torch.zeros(2, 0), RATE, {}, ValueError, "shape"),
         (torch.full((1, 10), torch.nan), RATE, {}, ValueError, "finite"),
-        (white(1, 100), 16, {}, ValueError, "at least 4000, got 16"),
-        (white(1, 100), 16000.5, {}, TypeError, "sample_rate"),
-        (white(2, 100), RATE, {"sources": (0,)}, ValueError, "one index per reference"),
-        (white(2, 100), RATE, {"chunk": 0}, ValueError, "chunk"),
+        (noise64(1, 100), 16, {}, ValueError, "at least 4000, got 16"),
+        (noise64(1, 100), 16000.5, {}, TypeError, "sample_rate"),
+        (noise64(2, 100), RATE, {"sources": (0,)}, ValueError, "one index per reference"),
+        (noise64(2, 100), RATE, {"chunk": 0}, ValueError, "chunk"),
     ],
 )
 def test_bad_references_are_refused(

@@ -8,18 +8,14 @@ import numpy as np
 import pytest
 import scipy.signal
 import torch
-from distortion_signals import RATE, TONES, rms, speechlike, white
+from paper_banks import TONES
 from torch import Tensor
+from waveforms import RATE, noise64, red_bursts, rms, sine
 
 from torch_mapss.distortions import DistortionBank
 from torch_mapss.distortions.dynamics import gate
 from torch_mapss.distortions.pitch import shift_pitch, vibrato
 from torch_mapss.distortions.reference_features import ReferenceFeatures
-
-
-def sine(frequency: float, seconds: float = 1.0, rate: int = RATE, level: float = 0.1) -> Tensor:
-    time = torch.arange(round(seconds * rate), dtype=torch.float64) / rate
-    return level * torch.sin(2 * math.pi * frequency * time)
 
 
 def impulse(length: int, at: int = 0) -> Tensor:
@@ -91,7 +87,7 @@ def test_match_notches_sit_on_the_spectral_peaks() -> None:
 
 @pytest.mark.parametrize("rate", [8000, 16000, 44100])
 def test_peaks_keep_their_band_and_distance(rate: int) -> None:
-    peaks = ReferenceFeatures(white(4, 2 * rate), rate).peaks
+    peaks = ReferenceFeatures(noise64(4, 2 * rate), rate).peaks
     assert peaks.shape == (4, 20)
     for row in peaks:
         actual = row[~row.isnan()]
@@ -102,7 +98,7 @@ def test_peaks_keep_their_band_and_distance(rate: int) -> None:
 
 
 def test_match_cutoffs_are_energy_quantiles_from_zero_up() -> None:
-    wave = speechlike(3, 2 * RATE)
+    wave = red_bursts(3, 2 * RATE)
     bank = DistortionBank("match", only=("lowpass", "highpass"))
     power = np.abs(np.fft.rfft(wave.numpy())) ** 2
     power[:, 1:-1] *= 2
@@ -138,7 +134,7 @@ def test_equal_cutoffs_are_one_member() -> None:
 
 @pytest.mark.parametrize("kind", ["separation", "match"])
 def test_comb_and_echo_equal_their_recursions(kind: str) -> None:
-    wave = white(5000)
+    wave = noise64(5000)
     for member in DistortionBank(kind, only=("comb", "echo")).members:
         lag = round(member.parameters["delay"] * RATE)
         b, a = np.zeros((2, lag + 1))
@@ -177,14 +173,14 @@ def test_reverb_has_its_length_decay_and_scaling(
     slope = -np.polyfit(time, np.log(tails.mean(0).numpy()), 1)[0] / 2
     assert slope == pytest.approx(decay, abs=error)
     assert tails.sum(-1).numpy() == pytest.approx(energy, rel=2e-4)
-    wave = white(2, taps + 200)  # a linear convolution with them
+    wave = noise64(2, taps + 200)  # a linear convolution with them
     expected = [np.convolve(w, k)[: taps + 200] for w, k in zip(wave.numpy(), actual.numpy())]
     np.testing.assert_allclose(bank(wave, RATE).waveforms[:, 0], expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["separation", "match"])
 def test_noise_has_its_ratio_and_slope(kind: str) -> None:
-    wave = speechlike(1, 5 * RATE)
+    wave = red_bursts(1, 5 * RATE)
     made = DistortionBank(kind, only=("noise",))(wave, RATE)
     added = (made.waveforms - wave[:, None])[0]
     ratio = 10 * torch.log10(wave.square().mean() / added.square().mean(-1))
@@ -199,7 +195,7 @@ def test_noise_has_its_ratio_and_slope(kind: str) -> None:
 
 
 def test_colored_noise_starts_at_twenty_hertz_and_is_gaussian() -> None:
-    wave = white(1, 30 * RATE)
+    wave = noise64(1, 30 * RATE)
     added = only("separation", "noise/brown/0dB", wave[0]) - wave[0]
     power = torch.fft.rfft(added).abs().square()
     assert power[: 15 * 30].sum() < 1e-3 * power.sum()  # the edge is some 4 Hz wide on each side
@@ -211,7 +207,7 @@ def test_colored_noise_starts_at_twenty_hertz_and_is_gaussian() -> None:
 
 @pytest.mark.parametrize(("hertz", "factor"), zip(TONES, (0.4, 0.6, 0.8, 1.0)))
 def test_tone_has_its_frequency_and_amplitude(hertz: int, factor: float) -> None:
-    wave = white(RATE)
+    wave = noise64(RATE)
     levels = {"separation": TONES[hertz], "match": factor * float(rms(wave))}
     for kind, level in levels.items():
         added = only(kind, f"tone/{hertz}Hz", wave) - wave
@@ -231,7 +227,7 @@ def test_tremolo_has_its_rate_and_depth(rate: int, depth: float) -> None:
 
 
 @pytest.mark.parametrize("threshold", [0.005, 0.01, 0.02, 0.04])
-def test_gate_silences_what_stays_below_its_threshold(threshold: float) -> None:
+def test_gate_silences_samples_below_its_threshold(threshold: float) -> None:
     level = torch.full((3 * RATE,), 1.02 * threshold, dtype=torch.float64)
     level[RATE : 2 * RATE] = 0.98 * threshold
     wave = level * sine(60, 3.0, level=1.0)
@@ -245,7 +241,7 @@ def test_gate_silences_what_stays_below_its_threshold(threshold: float) -> None:
 
 @pytest.mark.parametrize("factor", [0.3, 0.5, 0.7])
 def test_clipping_has_its_level(factor: float) -> None:
-    wave = speechlike(1, RATE)[0]
+    wave = red_bursts(1, RATE)[0]
     a95 = float(np.percentile(wave.abs().numpy(), 95))
     for kind, name, level, x in (
         ("separation", f"{factor:g}", factor, sine(100, level=1.0)),
@@ -256,7 +252,7 @@ def test_clipping_has_its_level(factor: float) -> None:
 
 
 def test_match_gates_scale_with_the_95th_percentile() -> None:
-    wave = speechlike(1, RATE)[0]
+    wave = red_bursts(1, RATE)[0]
     a95 = float(np.percentile(wave.abs().numpy(), 95))
     for factor in (0.05, 0.1, 0.2, 0.4):
         gated = only("match", f"gate/{factor:g}xA95", wave)
@@ -267,7 +263,7 @@ def test_match_gates_scale_with_the_95th_percentile() -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 7, 100, 1001])
 def test_the_95th_percentile_interpolates_as_numpy(length: int) -> None:
-    values = white(3, length)
+    values = noise64(3, length)
     expected = np.percentile(values.abs().numpy(), 95, axis=-1, keepdims=True)
     np.testing.assert_allclose(ReferenceFeatures(values, RATE).a95, expected, rtol=1e-12)
 
@@ -304,7 +300,7 @@ def test_pitch_moves_a_sine_by_the_semitones_asked(
 def test_pitch_keeps_a_click_in_its_place(semitones: int, at: float) -> None:
     position = round(at * RATE)
     for floor in (0.0, 1e-3):
-        wave = impulse(2 * RATE, position) + white(2 * RATE, level=floor)
+        wave = impulse(2 * RATE, position) + noise64(2 * RATE, level=floor)
         moved = only("separation", f"pitch/{semitones:+d}st", wave)
         near = moved[max(position - 800, 0) : position + 800].square()
         time = torch.arange(len(near), dtype=torch.float64) - min(position, 800)
@@ -333,7 +329,7 @@ def test_vibrato_has_its_rate_and_depth(rate: int, depth: float) -> None:
 
 
 def test_match_vibrato_depth_is_the_median_over_active_frames() -> None:
-    wave = speechlike(2, 3 * RATE)  # bursts and near-silence
+    wave = red_bursts(2, 3 * RATE)  # bursts and near-silence
     wave[1] *= 30
     frames = wave[:, : 150 * 320].reshape(2, 150, 320)
     active = rms(frames) > 0.1 * rms(wave)[:, None]

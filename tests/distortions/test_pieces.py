@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from bursts import bursts
 from torch import Tensor
+from waveforms import RATE, bursts
 
 from torch_mapss.distortions import Distortion, DistortionBank, additive, pitch
 
-RATE = 16000
 FIRST, LAST = round(3.3 * RATE) + 77, round(4.1 * RATE) + 5  # used of the piece
 
 
@@ -60,9 +59,7 @@ def test_a_piece_of_every_family(begin: int, end: int, waves: Tensor) -> None:
         assert max(errors(bank, waves[:1].float(), begin, end).values()) < 1e-5
 
 
-def test_what_the_whole_is_asked_for_is_found_in_pieces_as_well(
-    waves: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_features_in_pieces_equal_the_whole(waves: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     bank = DistortionBank(only=("noise", "pitch"))
     expected = bank.measure(waves, RATE).context
     monkeypatch.setattr(additive, "PIECE", 7000)

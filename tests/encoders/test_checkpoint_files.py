@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from bursts import noise
 from checkpoints import (
     FAMILIES,
     edit_weights,
     old_name,
 )
 from torch import nn
+from waveforms import noise
 
 from torch_mapss.encoders import (
     load_encoder,
@@ -148,7 +148,7 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch, source: Path, cache: Path) -> list
 
 
 @pytest.mark.parametrize("safe", [True, False])
-def test_a_download_fetches_what_is_needed_once(folder, tmp_path, monkeypatch, safe):
+def test_download_fetches_needed_files_once(folder, tmp_path, monkeypatch, safe):
     source = folder("hubert", safe=safe)
     asked = fake_hub(monkeypatch, source, tmp_path)
     encoder = load_encoder("some/model", cache_dir=tmp_path)

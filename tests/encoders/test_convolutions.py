@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from bursts import noise
 from checkpoints import FAMILIES, random_model, relative_error, write_checkpoint
 from torch import Tensor, nn
 from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
+from waveforms import noise
 
 from torch_mapss.encoders import load_encoder
 from torch_mapss.encoders.wav2vec import ChannelsLastConvLayer, keep_channels_last

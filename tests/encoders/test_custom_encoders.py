@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from bursts import noise
 from torch import Tensor, nn
+from waveforms import noise
 
 from torch_mapss.encoders import (
     CustomEncoder,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torchaudio
-from bursts import noise
+from waveforms import noise
 
 from torch_mapss.encoders import (
     MelEncoder,

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from bursts import noise
 from checkpoints import edit_weights, first_weight
 from torch import nn
+from waveforms import noise
 
 from torch_mapss.encoders import (
     MelEncoder,

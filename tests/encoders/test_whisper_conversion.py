@@ -106,7 +106,7 @@ def test_a_converted_model_is_the_model(script, tmp_path, half):
     assert torch.equal(frames, expected)
 
 
-def test_what_is_refused(script, tmp_path):
+def test_invalid_input_is_refused(script, tmp_path):
     content = variables(random_whisper(head="ForConditionalGeneration"))
     name = "encoder/layer_1/ffn/linear_1/weight"
     broken = {

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
-from separations import RATE, leaky, small_mapss, sources
+from separations import small_mapss
+from waveforms import RATE, leaky, tones
 
 from torch_mapss import Report, evaluate
 
 PAGE = Path(__file__).parents[2] / "recipes" / "guide" / "adapters.md"
-TRUTH = sources(2, 0.3)
+TRUTH = tones(2, 0.3)
 MADE = leaky(TRUTH, 0.3)
 SCORER = small_mapss()
 

@@ -10,8 +10,9 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from separations import leaky, small_mapss, sources, write
+from separations import small_mapss, write
 from torch import Tensor
+from waveforms import leaky, tones
 
 from torch_mapss import Report, compare, evaluate, evaluate_set, score_mixture
 from torch_mapss.evaluation import cli
@@ -25,7 +26,7 @@ LEFT, RIGHT = 0, 1
 
 def stereo_with_a_bad_right_channel() -> tuple[Tensor, Tensor]:
     """References and estimates (S, C, T): leakage in the right channel alone."""
-    truth = sources(2, 0.8, seed=1)
+    truth = tones(2, 0.8, seed=1)
     made = torch.stack([leaky(truth, 0.05), leaky(truth, 0.6)], 1)
     return torch.stack([truth, truth], 1), made
 
@@ -138,7 +139,7 @@ def test_tables_of_a_run(paths: dict[str, list[str]], tmp_path: Path) -> None:
     assert difference.startswith("channels.csv, mixture 'm', system 'bad right', source 'a'")
 
 
-def test_scores_that_are_not_the_means_of_their_channels_are_told(
+def test_scores_unequal_to_channel_means_are_reported(
     paths: dict[str, list[str]], tmp_path: Path
 ) -> None:
     report = scored(paths["references"], paths["estimates"], channels="each")
@@ -147,9 +148,7 @@ def test_scores_that_are_not_the_means_of_their_channels_are_told(
     assert any("records, mixture" in difference for difference in verify(results).differences)
 
 
-def test_no_table_of_channels_where_their_mean_is_scored(
-    paths: dict[str, list[str]], tmp_path: Path
-) -> None:
+def test_no_table_of_channels_of_a_downmix(paths: dict[str, list[str]], tmp_path: Path) -> None:
     report = scored(paths["references"], paths["estimates"])
     results = load_results(report.save(tmp_path / "results"))
     assert results.channels.empty
@@ -195,7 +194,7 @@ def test_page(paths: dict[str, list[str]], tmp_path: Path) -> None:
     assert [channel["channel"] for channel in content["rows"][0]["channels"]] == [1, 2]
 
 
-def test_warnings_send_nobody_to_what_is_done_already() -> None:
+def test_warnings_do_not_advise_options_already_set() -> None:
     """Where every channel is scored a silent one is told, without the advice to score each."""
     references, estimates = stereo_with_a_bad_right_channel()
     estimates[:, RIGHT] = 0.0
@@ -220,7 +219,7 @@ def test_samples_as_channels_are_refused() -> None:
 @pytest.mark.parametrize("channels", ["mean", "each"])
 def test_swapped_sides_are_not_the_same_as_the_reference(tmp_path: Path, channels: str) -> None:
     """Only their mean over channels is."""
-    left, right = sources(2, 0.8, seed=1), sources(2, 0.8, seed=2)
+    left, right = tones(2, 0.8, seed=1), tones(2, 0.8, seed=2)
     references = files(tmp_path / "references", torch.stack([left, right], 1))
     estimates = files(tmp_path / "estimates", torch.stack([right, left], 1))
     with pytest.warns(UserWarning, match="its sides may be swapped"):
@@ -231,7 +230,7 @@ def test_swapped_sides_are_not_the_same_as_the_reference(tmp_path: Path, channel
     assert {finding.kind for finding in report.findings} == {"same"}
 
 
-def test_a_fault_of_one_file_is_told_in_its_row(tmp_path: Path) -> None:
+def test_fault_of_one_file_is_reported_in_its_row(tmp_path: Path) -> None:
     references, estimates = stereo_with_a_bad_right_channel()
     estimates[1, RIGHT] = 0.0
     truth, outputs = files(tmp_path / "references", references), files(tmp_path / "s", estimates)

@@ -123,7 +123,7 @@ def test_names_in_two_unicode_forms_are_one_system():
     assert compared(rows).systems == ("Caf\u00e9", "b")
 
 
-def test_what_a_mean_hides_is_named():
+def test_outliers_and_failures_are_named():
     scores = spread(LEVELS, 8)
     scores["middle"][5] = -40.0
     scores["low"][2] = math.nan

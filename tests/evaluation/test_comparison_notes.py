@@ -29,7 +29,7 @@ def estimate_rows(lags_by_system: Mapping[str, float], **columns: float) -> list
     ]
 
 
-def test_systems_with_unlike_lags_are_told():
+def test_systems_with_different_lags_are_reported():
     comparison = compared(SCORES, estimate_rows({"A": 0.0, "B": 10.0}))
     assert "significantly better" in comparison.answer()
     assert comparison.answer().endswith("not equally aligned with their references, see --align.")
@@ -48,7 +48,7 @@ def test_systems_with_unlike_lags_are_told():
         estimate_rows({"A": 0.0}),
     ],
 )
-def test_equal_removed_and_single_lags_are_not_told(rows):
+def test_equal_removed_and_single_lags_are_not_reported(rows):
     assert compared(SCORES, rows).unlike_lags == ""
 
 
@@ -74,7 +74,7 @@ def at_ceiling(shares_by_system: Mapping[str, float]) -> Results:
     return WithFrames(**content)
 
 
-def test_clearance_at_its_ceiling_is_marked_and_what_tells_apart_is_named():
+def test_clearance_at_its_ceiling_is_marked_and_a_better_score_named():
     comparison = compare(at_ceiling({"A": 0.72, "B": 0.3}))
     notes = comparison.ranking.set_index(["measure", "system"])["note"]
     assert "80 % of frames at the ceiling" in notes["clearance", "A"]  # 72 of 90 scored frames

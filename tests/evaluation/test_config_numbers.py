@@ -69,7 +69,7 @@ def read_config_value(folder: Path, option: str, text: str) -> Any:
 
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("option", [*ACCEPTED, *LAYERS])
-def test_what_is_no_number_is_refused_by_name_with_what_came(option, wrong, tmp_path):
+def test_non_numbers_are_refused_with_name_and_value(option, wrong, tmp_path):
     came = str(read_config_value(tmp_path, option, wrong))
     with pytest.raises((TypeError, ValueError)) as refusal:
         scorer_of(tmp_path, f"{option}: {wrong}")

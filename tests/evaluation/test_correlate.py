@@ -133,7 +133,7 @@ def test_folders_and_rivals_become_tables_and_plots(files, tmp_path):
         assert "Intervals resample tracks" in shown
 
 
-def test_notes_on_the_ratings_are_told_with_the_result(files):
+def test_notes_on_the_ratings_are_part_of_the_result(files):
     results, ratings = files
     repeated = pandas.read_csv(ratings).iloc[:2]
     repeated.to_csv(ratings, mode="a", header=False, index=False)
@@ -142,7 +142,7 @@ def test_notes_on_the_ratings_are_told_with_the_result(files):
     assert "taken as 'vocals' in 6 track(s)" in summary
 
 
-def test_what_is_resampled_and_every_reason_is_said():
+def test_resampled_units_and_reasons_are_reported():
     rated_outputs = quality(4).assign(log_foreign_distance=1.0)
     rated_outputs["cluster"] = rated_outputs["system"]
     result = correlate_stimuli(rated_outputs, None, CorrelationSettings(draws=50, cluster="system"))
@@ -155,7 +155,7 @@ def test_what_is_resampled_and_every_reason_is_said():
     assert all(reason in result.summary() for reason in row["reason"].split("; "))
 
 
-def test_what_cannot_be_correlated_is_refused(files, tmp_path):
+def test_input_that_cannot_be_correlated_is_refused(files, tmp_path):
     with pytest.raises(ValueError, match="torch-mapss evaluate"):
         correlate(tmp_path / "nothing", files[1])
     for settings in ({"convention": "printed"}, {"draws": -1}, {"source_correlation": 2.0}):

@@ -111,7 +111,7 @@ def test_memory_is_linear_in_tracks():
     assert peaks[1] < min(16 * peaks[0], 40e6)
 
 
-def test_what_does_not_count_and_why():
+def test_excluded_rows_have_reasons():
     data = made_up(4, 4, seed=1)
     data.loc[:1, "x"] = math.nan  # two of track 0 are left
     data.loc[4:7, "x"] = 0.0  # a measure that says the same of all
@@ -153,7 +153,7 @@ def test_intervals_resample_tracks():
     assert estimated.reasons == []
 
 
-def test_intervals_cover_what_they_are_of():
+def test_intervals_have_nominal_coverage():
     """Tracks of a known mean correlation: nine in ten 90 % intervals hold it."""
     rng, hits = np.random.default_rng(0), 0
     unit, ratings = np.repeat(np.arange(20), 6), np.tile(np.arange(6.0), 20)
@@ -178,7 +178,7 @@ def test_p_of_permutations_is_that_of_all_of_them():
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_p_is_uniform_where_nothing_is_to_be_found(pooling):
+def test_p_is_uniform_under_the_null_hypothesis(pooling):
     rng, unit = np.random.default_rng(2), np.repeat(np.arange(4), 5)
     tables = (table(rng.normal(size=20), rng.normal(size=20), unit) for _ in range(100))
     p_values = [permutation_p(cell(data, "srcc", pooling), draws=99) for data in tables]

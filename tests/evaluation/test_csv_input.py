@@ -59,7 +59,7 @@ def test_blank_lines_come_first_and_marks_in_a_name_separate_nothing(tmp_path):
         (b"", ["is empty"]),
     ],
 )
-def test_what_is_no_table_is_refused_with_its_cause(tmp_path, content, fragments):
+def test_files_that_are_no_tables_are_refused_with_the_cause(tmp_path, content, fragments):
     (path := tmp_path / "t.csv").write_bytes(content)
     with pytest.raises(TableError) as error:
         read_csv_table(path, ["a", "ps"], ["ps"])

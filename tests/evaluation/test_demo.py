@@ -45,7 +45,7 @@ def test_scores_fall_with_the_grade_and_everything_is_written(tmp_path, capsys, 
     torch.testing.assert_close(mixed, low + high, atol=1e-4, rtol=0.0)
 
 
-def test_clips_and_what_is_done_to_them():
+def test_clips_and_their_degradations():
     waves, rate = demo.voices()
     assert (rate, waves.shape) == (16_000, (2, 48_000))
     level = integrated_loudness(waves, rate)

@@ -11,15 +11,16 @@ import mir_eval.separation
 import numpy as np
 import pytest
 import torch
-from separations import leaky, small_mapss, sources, write, write_all
+from separations import small_mapss, write, write_all
 from torch import Tensor
+from waveforms import leaky, tones
 
 from torch_mapss import compare, evaluate
 from torch_mapss.audio import shift, si_sdr
 from torch_mapss.evaluation.results import load_results
 
 NAMES = ("sdr", "sir", "sar")
-TRUTH = sources(3, 0.6)
+TRUTH = tones(3, 0.6)
 NOISE = 0.02 * torch.randn(TRUTH.shape, generator=torch.Generator().manual_seed(0))
 MADE = leaky(TRUTH, 0.2) + NOISE
 
@@ -73,7 +74,7 @@ def test_the_target_alone_and_missing_estimates():
 
 def test_files_at_their_own_rate_and_the_mean_of_their_channels(tmp_path):
     """As somebody reads them by hand, whatever rate the encoder takes."""
-    truth = sources(2, 0.6, rate=44_100)
+    truth = tones(2, 0.6, rate=44_100)
     noise = torch.randn(truth.shape, generator=torch.Generator().manual_seed(1))
     made = leaky(truth, 0.1) + 0.01 * noise  # also above what the encoder receives
     stereo = torch.stack([made + 0.1 * noise, made - 0.1 * noise], 1)
@@ -83,7 +84,7 @@ def test_files_at_their_own_rate_and_the_mean_of_their_channels(tmp_path):
     for name in NAMES:
         np.testing.assert_allclose(table[name], expected[name], atol=1e-3)
     np.testing.assert_allclose(table["si_sdr"], si_sdr(stereo.mean(1), truth), atol=1e-3)
-    low = scored([*estimates[:1], write(tmp_path / "low.wav", sources(2, 0.6)[1])], references)
+    low = scored([*estimates[:1], write(tmp_path / "low.wav", tones(2, 0.6)[1])], references)
     assert np.isfinite(low[["si_sdr", *NAMES]]).all(axis=None)  # of two rates: at the encoder's
 
 

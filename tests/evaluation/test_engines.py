@@ -20,15 +20,8 @@ from typing import Any
 import pandas
 import pytest
 import torch
-from separations import (
-    contents,
-    environment,
-    python,
-    small_mapss,
-    sources,
-    write_all,
-    write_manifest,
-)
+from separations import contents, environment, python, small_mapss, write_all, write_manifest
+from waveforms import tones
 
 from torch_mapss import compare, evaluate, evaluate_set, score_mixture
 from torch_mapss.core.devices import with_index
@@ -114,7 +107,7 @@ def cluster(address: str) -> Iterator[Any]:
     yield as_if_on_a_gpu
 
 
-def test_no_device_is_tried_where_nothing_is_scored(tiny, expected, tmp_path, monkeypatch, capsys):
+def test_device_is_not_tried_when_nothing_is_scored(tiny, expected, tmp_path, monkeypatch, capsys):
     results = evaluate_set(
         tiny, out=tmp_path / "python", map=as_if_on_a_gpu, device="cuda:7", **QUICK
     )
@@ -129,7 +122,7 @@ def test_no_device_is_tried_where_nothing_is_scored(tiny, expected, tmp_path, mo
     assert "omputed on" not in printed.out
 
 
-def test_the_device_is_told_where_it_is_used(tiny, tmp_path, capsys):
+def test_device_is_printed_by_the_process_that_uses_it(tiny, tmp_path, capsys):
     entry = json.loads(tiny.read_text())[0]
     (path := tiny.parent / "single.json").write_text(json.dumps([entry]))
     options = ("--measures", "bleed", "--device", "cpu", "--threads", "1")
@@ -192,7 +185,7 @@ def test_an_exception_of_a_users_encoder_fails_one_mixture_of_a_pool(tiny, tmp_p
     monkeypatch.syspath_prepend(tmp_path)
     encoder = importlib.import_module("own_encoder").ShortEncoder()
     settings: dict[str, Any] = {"encoder": encoder, "measures": "separation", "bank_size": 10}
-    paths = tuple(write_all(tmp_path, sources(2, 0.5)))
+    paths = tuple(write_all(tmp_path, tones(2, 0.5)))
     entries = [Mixture("long", paths, {"one": paths}, ""), *load_manifest(tiny)[:2]]
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         rows = pool.map(partial(score_mixture, device="cpu", **settings), entries)
@@ -223,7 +216,7 @@ def test_an_engine_that_dies_loses_nothing_that_arrived(tiny, expected, tmp_path
     assert contents(tmp_path) == expected
 
 
-def test_an_engine_that_cannot_take_work_is_told_like_one_that_stops(tiny, tmp_path):
+def test_engine_that_refuses_work_is_reported_like_one_that_stops(tiny, tmp_path):
     """Executors submit everything when their map is called."""
     with ThreadPoolExecutor(1) as pool:
         pass
@@ -232,7 +225,7 @@ def test_an_engine_that_cannot_take_work_is_told_like_one_that_stops(tiny, tmp_p
         evaluate_set(tiny, out=tmp_path, map=pool.map, **QUICK)
 
 
-def test_none_is_no_result(tiny, tmp_path):
+def test_none_from_an_engine_is_refused(tiny, tmp_path):
     def without_results(function: Any, items: Any) -> list[None]:
         return [None for _ in items]
 
@@ -256,7 +249,7 @@ def test_score_mixture_gives_the_rows_of_the_table(tiny, tmp_path, monkeypatch):
     assert "nowhere.wav" in rows[0]["reason"]
 
 
-def test_what_is_mapped_can_be_pickled(tiny):
+def test_mapped_function_and_items_can_be_pickled(tiny):
     (mixture, *_) = load_manifest(tiny)
     job = partial(score_mixture, **QUICK)
     rows = pickle.loads(pickle.dumps(job))(mixture)
@@ -267,9 +260,9 @@ def test_a_report_is_sent_as_arrays_each_waveform_once(tmp_path):
     """Torch would hand tensors over as shared memory, with a file open for each."""
     from multiprocessing.reduction import ForkingPickler
 
-    from separations import leaky, sources
+    from waveforms import leaky, tones
 
-    truth = sources(2, 1.0)
+    truth = tones(2, 1.0)
     report = evaluate(estimates=leaky(truth), references=truth, mapss=small_mapss())
     opened = len(os.listdir("/proc/self/fd"))
     sent = bytes(ForkingPickler.dumps(report))
@@ -289,7 +282,7 @@ def test_shares_of_gpus_go_round_robin(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", placed.append)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     for number in range(4):
-        engines._start_worker(number, 1)
+        engines.start_worker(number, 1)
     assert placed == [0, 1, 0, 1]
     assert local_device("cpu") == "cpu"
 
@@ -329,7 +322,7 @@ class Recorder:
         return 10 * item
 
 
-def test_an_item_is_told_before_the_one_ahead_of_it_is_scored():
+def test_next_item_is_announced_before_scoring():
     function = Recorder()
     with ThreadPoolExecutor(1) as worker:
         results = [*engines.reading_ahead([worker])(function, range(3))]
@@ -339,7 +332,7 @@ def test_an_item_is_told_before_the_one_ahead_of_it_is_scored():
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7])
-def test_every_item_is_scored_once_by_the_worker_that_was_told(count):
+def test_every_item_is_scored_once_by_the_announced_worker(count):
     class Told(Recorder):
         def read_ahead(self, item: int) -> None:
             self.events.append((threading.current_thread().name, item))

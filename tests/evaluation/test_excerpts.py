@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from bursts import RATE, bursts, leaky
 from torch import Tensor
+from waveforms import RATE, bursts, impaired
 
 import torch_mapss
 from torch_mapss import MAPSS
@@ -26,7 +26,7 @@ def test_frames_of_excerpts_are_those_of_the_whole():
     """Levels and activity are of the whole, also of an excerpt that is softer than the rest."""
     references = bursts(6.0)
     references[:, 32_000:64_000] *= 0.2
-    estimates = leaky(references)
+    estimates = impaired(references)
     mapss = MAPSS("mel", measures=("decomposition", "bleed"))
     complete = mapss(estimates, references)
     bank = mapss.prepare(references, excerpts=[(0, 16_000), (40_000, 56_000)])
@@ -78,9 +78,9 @@ def test_excerpts_are_pairs_of_any_whole_numbers():
 
 
 @pytest.mark.parametrize("draw", ["a", "b"])
-def test_no_excerpt_is_pushed_out_of_what_plays(draw):
+def test_excerpts_stay_within_active_parts(draw):
     references = seldom()
-    estimates = leaky(references)
+    estimates = impaired(references)
     common = {"estimates": estimates, "references": references, **OPTIONS}
     report = torch_mapss.evaluate(**common, excerpts=6, excerpt_seconds=1.0, mixture_id=draw)
     (note,) = [note for note in report.notes if note.startswith("excerpts scored")]
@@ -106,7 +106,7 @@ def test_no_excerpt_is_pushed_out_of_what_plays(draw):
 def test_a_single_excerpt_has_no_standard_error(options, channels):
     """It is drawn alone, or the mixture is so short that excerpts would cover it."""
     references = bursts(2.0)
-    estimates = leaky(references)
+    estimates = impaired(references)
     if channels == "each":
         references, estimates = (
             waves.unsqueeze(1).expand(-1, 2, -1) for waves in (references, estimates)
@@ -133,7 +133,7 @@ def test_frames_are_drawn_anew_for_every_mixture_and_alike_for_its_systems():
     drawn = []
     for key, leakage in (("m0", 0.1), ("m0", 0.4), ("m1", 0.1)):
         report = torch_mapss.evaluate(
-            estimates=leaky(references, leakage),
+            estimates=impaired(references, leakage),
             references=references,
             mapss=MAPSS("mel", measures="decomposition"),
             measures="decomposition",
@@ -150,7 +150,7 @@ def test_frames_are_drawn_anew_for_every_mixture_and_alike_for_its_systems():
 def test_numbers_of_a_table_count_excerpts_and_frames():
     """Tables give whole numbers as floats."""
     references = bursts(4.0)
-    common = {"estimates": leaky(references), "references": references, **OPTIONS}
+    common = {"estimates": impaired(references), "references": references, **OPTIONS}
     counts = {"excerpts": 2, "excerpt_seconds": 1, "sample_frames": 20}
     as_floats = {name: float(count) for name, count in counts.items()}
     whole, floats = (torch_mapss.evaluate(**common, **how) for how in (counts, as_floats))

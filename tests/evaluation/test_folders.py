@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import soundfile
 import torch
-from separations import sources, write
+from separations import write
+from waveforms import tones
 
 from torch_mapss.evaluation import cli
 from torch_mapss.evaluation.folders import read_folders
@@ -129,7 +130,7 @@ def test_layouts_of_test_sets(tmp_path, name, template):
 
 def test_enhancement_sets_have_noise_as_second_reference(tmp_path):
     """Clean, noisy, enhanced: noise = noisy - clean."""
-    speech, noise = sources(2, 0.3)
+    speech, noise = tones(2, 0.3)
     for k in ("1", "2"):
         write(tmp_path / "clean" / f"clean_fileid_{k}.wav", speech, 16_000)
         write(tmp_path / "noisy" / f"book_9_snr5_fileid_{k}.wav", speech + noise, 16_000)
@@ -154,7 +155,7 @@ def test_enhancement_sets_have_noise_as_second_reference(tmp_path):
         read_folders(clean, {"A": made})
 
 
-def test_what_a_system_lacks_throughout_is_null(tmp_path):
+def test_sources_missing_from_a_system_are_null(tmp_path):
     songs, names = ("a", "b"), ("bass", "drums", "vocals")
     truth = touch(tmp_path / "r", *grid(songs, names))
     complete = touch(tmp_path / "w", *grid(songs, names), "c/bass.wav", "a/other.wav")
@@ -245,16 +246,16 @@ REFUSED: dict[str, tuple[list[str], list[str], str, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused(tmp_path, name):
+def test_invalid_input_is_refused(tmp_path, name):
     references, estimates, forms, words = REFUSED[name]
     text = refused(tmp_path, references, estimates, *(forms.split("|") if forms else ()))
     for fragment in words.split("|"):
         assert fragment in text
 
 
-def test_the_command_says_what_it_understood(tmp_path, capsys):
+def test_command_prints_the_detected_layout(tmp_path, capsys):
     for k in range(2):
-        for name, wave in zip(("vocals", "drums"), sources(2, 0.3, seed=k)):
+        for name, wave in zip(("vocals", "drums"), tones(2, 0.3, seed=k)):
             write(tmp_path / "refs" / f"song{k}" / f"{name}.wav", wave)
             write(tmp_path / "outA" / f"song{k}_{name}.wav", wave * 0.9)
     arguments = ["evaluate", "--references", f"{tmp_path}/refs", "--encoder", "mel"]

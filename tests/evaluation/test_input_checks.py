@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from separations import RATE, leaky, small_mapss, sources, write, write_all
+from separations import small_mapss, write, write_all
 from torch import Tensor
+from waveforms import RATE, leaky, tones
 
 from torch_mapss import MAPSS, Report, evaluate
 from torch_mapss.audio import resample, shift
 
-TRUTH = sources()
+TRUTH = tones()
 MADE = leaky(TRUTH)
-THREE = sources(3)
+THREE = tones(3)
 
 
 def found(report: Report, kind: str) -> list[str]:
@@ -95,7 +96,7 @@ CASES: list[tuple[str, Tensor, Tensor, str | None, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "estimates", "references", "words", "options"), CASES)
-def test_what_is_told_of_arrays(mapss, kind, estimates, references, words, options):
+def test_faults_of_arrays_are_reported(mapss, kind, estimates, references, words, options):
     told = "; ".join(found(scored(mapss, estimates, references, measures="bleed", **options), kind))
     assert bool(told) == (words is not None)
     for fragment in (words or "").split("|"):
@@ -118,8 +119,8 @@ def test_channels_that_cancel_are_named(tmp_path, mapss):
     assert "residue.wav': its 2 channels cancel each other; their mean lies 46 dB" in texts[1]
 
 
-def test_low_rates_are_told(tmp_path, mapss):
-    paths = [write(tmp_path / f"{k}.wav", x, 8000) for k, x in enumerate(sources(rate=8000))]
+def test_low_rates_are_reported(tmp_path, mapss):
+    paths = [write(tmp_path / f"{k}.wav", x, 8000) for k, x in enumerate(tones(rate=8000))]
     report = scored(mapss, paths, paths, measures="bleed")
     (text,) = found(report, "rate")
     assert "sampled at 8000 Hz, below the encoder's 16000 Hz" in text
@@ -140,7 +141,7 @@ def test_absurd_rates_are_refused(tmp_path, mapss, rate):
         MAPSS("mel", sample_rate=rate)
 
 
-def test_a_constant_offset_is_told_with_its_size(tmp_path, mapss):
+def test_constant_offset_is_reported_with_its_size(tmp_path, mapss):
     (quiet := 0.2 * TRUTH)[0, :4000] = 0.0
     paths = write_all(tmp_path / "r", quiet + torch.tensor([[0.005], [0.0]]))
     made = write_all(tmp_path / "e", leaky(quiet) + torch.tensor([[0.0], [-0.01]]))
@@ -151,7 +152,7 @@ def test_a_constant_offset_is_told_with_its_size(tmp_path, mapss):
 
 
 @pytest.mark.parametrize("level", [0.0, 0.25])  # digital silence, or a constant
-def test_a_silent_estimate_is_told_and_counted(mapss, level):
+def test_silent_estimate_is_reported_and_counted(mapss, level):
     (made := MADE.clone())[1] = level
     with pytest.warns(UserWarning, match="'estimate 2' is silent"):
         report = evaluate(estimates=made, references=TRUTH, mapss=mapss)
@@ -172,7 +173,7 @@ def test_muted_frames_are_counted_and_bounded_means_resist_them(mapss):
 
 
 @pytest.mark.parametrize("delay", [40.0, -30.0])
-def test_alignment_removes_a_lag_and_what_it_leaves_bare(mapss, delay):
+def test_alignment_removes_a_lag_and_uncovered_samples(mapss, delay):
     delayed = late(TRUTH, delay)
     report, left = scored(mapss, delayed, align="shift", bounds=True), scored(mapss, delayed)
     assert [(row.lag_ms, row.shift_ms) for row in left.rows] == [(delay, 0.0)] * 2
@@ -215,7 +216,7 @@ def stereo(left: Tensor, right: Tensor) -> Tensor:
     return torch.stack([left, right], 1)
 
 
-ANOTHER = sources(seed=1)  # the right channel
+ANOTHER = tones(seed=1)  # the right channel
 TWO = stereo(TRUTH, ANOTHER)
 CHANNELS = [
     ("dead channel", stereo(TRUTH, 0 * ANOTHER), "channel 2 is silent, unlike in its reference: "),
@@ -228,7 +229,7 @@ CHANNELS = [
 
 
 @pytest.mark.parametrize(("kind", "made", "words"), CHANNELS)
-def test_faults_of_single_channels_are_told(tmp_path, mapss, kind, made, words):
+def test_faults_of_single_channels_are_reported(tmp_path, mapss, kind, made, words):
     """The mean of the channels, which is scored, hides them."""
     references = [write(tmp_path / f"t{k}.wav", wave) for k, wave in enumerate(TWO)]
     estimates = [write(tmp_path / f"e{k}.wav", wave) for k, wave in enumerate(made)]
@@ -266,7 +267,7 @@ def test_an_absent_target(mapss):
     assert {finding.kind for finding in report.findings} <= {"absent", "twins"}
 
 
-def test_texts_name_only_what_was_computed(mapss):
+def test_findings_name_only_computed_measures(mapss):
     (made := MADE.clone())[1] = 0.0
     for measures, mentions_match in (("decomposition", False), ("match", True)):
         (text,) = found(scored(mapss, made, measures=measures), "silent")

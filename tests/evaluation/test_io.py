@@ -30,7 +30,7 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path):
     assert names(tmp_path) == ["a.csv"]
 
 
-def test_what_a_kill_left_is_cleared_away_later(tmp_path):
+def test_files_left_by_a_killed_process_are_removed(tmp_path):
     path = tmp_path / ("long" * 60 + ".csv")
     left: list[Path] = []
 

@@ -13,7 +13,8 @@ import pytest
 import soundfile
 import torch
 from pandas import DataFrame, read_csv
-from separations import leaky, save_manifest, score_set, sources, write_all, write_manifest
+from separations import save_manifest, score_set, write_all, write_manifest
+from waveforms import leaky, tones
 
 from torch_mapss import audio
 from torch_mapss.evaluation import cli, listen
@@ -30,7 +31,7 @@ SYSTEMS = ("one", "two", "three", "four")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = write_manifest(root := tmp_path_factory.mktemp("set"), 3, SYSTEMS, seconds=0.7)
-    quiet = 1e-3 * leaky(sources(2, 0.7, seed=2), 0.2)  # levels differ between systems
+    quiet = 1e-3 * leaky(tones(2, 0.7, seed=2), 0.2)  # levels differ between systems
     write_all(root / "m2" / "two", quiet)
     score_set(path, root / "out")
     return root / "out"
@@ -44,13 +45,13 @@ def csv_rows(path: Path) -> list[dict[str, str]]:
 def many_results(results: Results) -> Results:
     """Results of many mixtures with scores of a skewed distribution."""
     rng = np.random.default_rng(0)
-    rows = [
-        {"mixture_id": f"m{n}", "system": system, "source": "a", "source_index": 0, "status": "ok"}
-        | {"estimate": f"{n}/{system}.wav", "reference": f"{n}.wav"}
-        | {"clearance": float(rng.beta(8, 2)), "fidelity": float(rng.beta(2, 3))}
-        for n in range(60)
-        for system in SYSTEMS[:3]
-    ]
+    rows = []
+    for n in range(60):
+        for system in SYSTEMS[:3]:
+            row = {"mixture_id": f"m{n}", "system": system, "source": "a", "source_index": 0}
+            row |= {"status": "ok", "estimate": f"{n}/{system}.wav", "reference": f"{n}.wav"}
+            row |= {"clearance": float(rng.beta(8, 2)), "fidelity": float(rng.beta(2, 3))}
+            rows.append(row)
     return Results(**{**vars(results), "scores": DataFrame(rows)})
 
 
@@ -62,21 +63,21 @@ def test_stimuli_span_the_measures(many_results):
     def spread(pages: Any) -> int:
         return len({cells[row["estimate"]] for rows in pages for row in rows})
 
-    rng, everything = np.random.default_rng(0), choose(many_results, 60)
-    drawn = [rng.choice(60, 8, replace=False) for _ in range(50)]
+    rng, all_pages = np.random.default_rng(0), choose(many_results, 60)
+    spreads_by_lot = []
+    for _ in range(50):
+        drawn_pages = [all_pages[k] for k in rng.choice(60, 8, replace=False)]
+        spreads_by_lot.append(spread(drawn_pages))
     chosen = spread(choose(many_results, 8))
     assert chosen >= 14
-    assert (
-        chosen
-        > np.mean([spread([everything[k] for k in page_indices]) for page_indices in drawn]) + 1.5
-    )
+    assert chosen > np.mean(spreads_by_lot) + 1.5
 
 
 def test_choice_is_seeded_and_bounded(results, many_results, monkeypatch):
     assert choose(many_results, 5) == choose(many_results, 5)
     assert choose(many_results, 5) != choose(many_results, 5, seed=1)
     assert len(choose(results, 50)) == 6  # three mixtures of two sources
-    monkeypatch.setattr(listen, "_MOST", 2)
+    monkeypatch.setattr(listen, "MAX_SYSTEMS", 2)
     assert all(len(rows) == 2 for rows in choose(results, 4))
     with pytest.raises(ValueError, match="count"):
         choose(results, 0)
@@ -85,7 +86,7 @@ def test_choice_is_seeded_and_bounded(results, many_results, monkeypatch):
         choose(Results(**nothing), 3)
 
 
-def test_a_hidden_reference_of_the_results_is_no_condition(folder, tmp_path):
+def test_hidden_reference_of_the_results_is_left_out(folder, tmp_path):
     """Whether it is the file of the reference or a copy of it."""
     path, truth = folder.parent / "manifest.json", folder.parent / "m0" / "truth"
     entries = json.loads(path.read_text(encoding="utf-8"))[:1]
@@ -99,21 +100,21 @@ def test_a_hidden_reference_of_the_results_is_no_condition(folder, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def made(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def listening_test(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("test")
     assert cli.main(["listen", str(folder), "--out", str(out), "--pages", "6", "--quiet"]) == 0
     return out
 
 
-def test_sounds_have_one_loudness_and_the_key_tells_what_they_are(made, results):
-    key = csv_rows(made / "stimuli.csv")
+def test_sounds_have_equal_loudness_and_match_the_key(listening_test, results):
+    key = csv_rows(listening_test / "stimuli.csv")
     scored = {(r["mixture_id"], r["system"], r["source"]): r for r in rows_of(results.scores)}
     pages = [key[k : k + 5] for k in range(0, len(key), 5)]
     assert {page[0]["role"] for page in pages} == {"hidden_reference"}
     assert len({tuple(row["system"] for row in page) for page in pages}) > 1  # drawn anew
     for row in key:
         assert not any(name in row["file"] for name in (*SYSTEMS, "m0", "m1", "m2"))
-        heard, rate = soundfile.read(made / row["file"], dtype="float32")
+        heard, rate = soundfile.read(listening_test / row["file"], dtype="float32")
         loudness = audio.integrated_loudness(torch.from_numpy(heard), rate).item()
         assert loudness == pytest.approx(-23.0, abs=0.05)
         assert float(row["loudness_lufs"]) == pytest.approx(loudness, abs=0.01)
@@ -130,8 +131,8 @@ def test_sounds_have_one_loudness_and_the_key_tells_what_they_are(made, results)
 
 
 def test_a_peak_lowers_its_whole_page(results, tmp_path, monkeypatch):
-    monkeypatch.setattr(listen, "_LOUDNESS", 0.0)
-    monkeypatch.setattr(listen, "_LONG_S", 0.5)
+    monkeypatch.setattr(listen, "LOUDNESS", 0.0)
+    monkeypatch.setattr(listen, "LONG_S", 0.5)
     with pytest.warns(UserWarning, match="--seconds"):
         write_test(results, choose(results, 1), tmp_path)
     rows = csv_rows(tmp_path / "stimuli.csv")
@@ -152,26 +153,28 @@ OPTIONS = {
 }
 
 
-def test_configurations_have_all_documented_options_and_name_what_is_there(made):
+def test_configurations_have_all_documented_options_and_existing_files(listening_test):
     for question, text in QUESTIONS.items():
-        configuration = yaml.safe_load((made / f"{question}.yaml").read_text(encoding="utf-8"))
+        configuration = yaml.safe_load(
+            (listening_test / f"{question}.yaml").read_text(encoding="utf-8")
+        )
         assert configuration["testId"] == f"mapss-{question}"
         welcome, volume, (word, *pages), end = configuration["pages"]
         for record in (configuration, welcome, volume, *pages, end):
             assert {*record} == {*OPTIONS[record.get("type", "")].split()}
         assert (welcome["type"], volume["type"], end["type"]) == ("generic", "volume", "finish")
         assert (end["writeResults"], word, configuration["bufferSize"]) == (True, "random", 2048)
-        ids = dict.fromkeys(row["page"] for row in csv_rows(made / "stimuli.csv"))
+        ids = dict.fromkeys(row["page"] for row in csv_rows(listening_test / "stimuli.csv"))
         assert [page["id"] for page in pages] == [*ids]
         for page in pages:
             assert page["content"] == welcome["content"] == text
             assert [*page["stimuli"]] == ["C1", "C2", "C3", "C4"]
             for path in (volume["stimulus"], page["reference"], *page["stimuli"].values()):
                 assert path.startswith("configs/mapss/audio/")
-                assert (made / path.removeprefix("configs/mapss/")).is_file()
+                assert (listening_test / path.removeprefix("configs/mapss/")).is_file()
 
 
-def test_nothing_is_left_where_a_file_is_missing_or_broken(folder, results, tmp_path, capsys):
+def test_missing_and_broken_files_leave_no_partial_test(folder, results, tmp_path, capsys):
     reference_path = Path(results.locate(choose(results, 2)[-1][0]["reference"]))
     content, existing = reference_path.read_bytes(), tmp_path / "old"
     existing.mkdir()
@@ -219,11 +222,11 @@ HEADER = "session_test_id,{}trial_id,rating_stimulus,rating_score"
 def answers(path: Path, key: DataFrame, scores: Any) -> Path:
     """``mushra.csv`` as webMUSHRA's service writes it, of two listeners; a page has an anchor."""
     cells = [*zip(key["page"], key["condition"]), (key["page"].iloc[0], "anchor35")]
-    rows = [
-        f"mapss-quality,{listener},30,{page},{condition},{scores(listener, page, condition)},1200,"
-        for listener in ("ann", "bob")
-        for page, condition in cells
-    ]
+    rows = []
+    for listener in ("ann", "bob"):
+        for page, condition in cells:
+            score = scores(listener, page, condition)
+            rows.append(f"mapss-quality,{listener},30,{page},{condition},{score},1200,")
     header = HEADER.format("email,age,") + ",rating_time,rating_comment"
     path.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
     return path
@@ -234,15 +237,17 @@ def given_score(listener: str, page: str, condition: str) -> int:
     return ends.get(condition) or 10 * int(condition[1:]) + number + 20 * (listener == "ann")
 
 
-def test_ratings_come_back_under_their_names(made, folder, tmp_path):
-    key = read_key(made / "stimuli.csv")
+def test_ratings_come_back_under_their_names(listening_test, folder, tmp_path):
+    key = read_key(listening_test / "stimuli.csv")
     path = answers(tmp_path / "mushra.csv", key, given_score)
-    assert cli.main(["listen", str(folder), "--out", str(made), "--ratings", str(path)]) == 0
-    rows = csv_rows(made / "ratings.csv")
+    assert (
+        cli.main(["listen", str(folder), "--out", str(listening_test), "--ratings", str(path)]) == 0
+    )
+    rows = csv_rows(listening_test / "ratings.csv")
     assert len(rows) == len(key) + 1
     columns = "dataset track source system question role mean_rating n_ratings std median_rating"
     assert [*rows[0]] == [*columns.split(), "mean_norm", "median_norm"]
-    joined, _ = load_ratings(made / "ratings.csv")  # by what reads it for correlations
+    joined, _ = load_ratings(listening_test / "ratings.csv")  # by what reads it for correlations
     assert joined["is_system"].sum() == 24
     by_place = {(r["track"], r["source"], r["system"]): r for r in rows}
     for stimulus in rows_of(key):
@@ -263,7 +268,7 @@ def test_ratings_come_back_under_their_names(made, folder, tmp_path):
         assert float(row["mean_norm"]) == pytest.approx(norms.mean())
     anchor = by_place[key["mixture_id"].iloc[0], key["source"].iloc[0], "anchor35"]
     assert anchor["role"] == "anchor_35"
-    listeners = {row["listener"] for row in csv_rows(made / "ratings_listeners.csv")}
+    listeners = {row["listener"] for row in csv_rows(listening_test / "ratings_listeners.csv")}
     assert listeners == {"ann/30", "bob/30"}
 
 
@@ -275,13 +280,14 @@ def test_ratings_come_back_under_their_names(made, folder, tmp_path):
         ("", ["", "", ""], {"{}", "{} (2)", "{} (3)"}, None),
     ],
 )
-def test_who_a_listener_is(made, tmp_path, recwarn, form, sessions, listeners, warning):
-    key = read_key(made / "stimuli.csv")[:3]
-    rows = [
-        f"mapss-quality,{listener}{row['page']},{row['condition']},{score}"
-        for listener, score in zip(sessions, (40, 45, 60))
-        for row in rows_of(key)
-    ]
+def test_sessions_of_listeners(
+    listening_test, tmp_path, recwarn, form, sessions, listeners, warning
+):
+    key = read_key(listening_test / "stimuli.csv")[:3]
+    rows = []
+    for listener, score in zip(sessions, (40, 45, 60)):
+        for row in rows_of(key):
+            rows.append(f"mapss-quality,{listener}{row['page']},{row['condition']},{score}")
     (path := tmp_path / "m.csv").write_text("\n".join([HEADER.format(form), *rows]) + "\n")
     stimuli, single = rating_tables(read_ratings([path]), key)
     assert [*stimuli["n_ratings"]] == [len(listeners)] * 3
@@ -290,13 +296,9 @@ def test_who_a_listener_is(made, tmp_path, recwarn, form, sessions, listeners, w
     assert stimuli["mean_rating"][0] == pytest.approx(expected)
     assert math.isnan(stimuli["mean_norm"][0])  # all alike on every page
     assert {*single["listener"]} == {name.format(path) for name in listeners}
-    told = [
-        str(warning_record.message)
-        for warning_record in recwarn
-        if warning_record.category is UserWarning
-    ]
-    assert len(told) == (warning is not None)
-    assert all(str(warning) in text for text in told)
+    messages = [str(record.message) for record in recwarn if record.category is UserWarning]
+    assert len(messages) == (warning is not None)
+    assert all(str(warning) in message for message in messages)
 
 
 def test_ratings_of_another_test_are_refused(folder, tmp_path, capsys):
@@ -323,7 +325,7 @@ def test_ratings_of_another_test_are_refused(folder, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "error"),
     [
         ("t-q,p01,C1,x\n", "line 2: rating_score"),
         ("t-q,p01,C1,5\nt-q,p01,C1,101\n", "line 3: rating_score"),
@@ -331,13 +333,13 @@ def test_ratings_of_another_test_are_refused(folder, tmp_path, capsys):
         ("", "holds no rating"),
     ],
 )
-def test_ratings_that_are_none(made, folder, tmp_path, capsys, text, message):
+def test_files_without_ratings_are_refused(listening_test, folder, tmp_path, capsys, text, error):
     for name in ("ratings.csv", "ratings_listeners.csv"):
-        (made / name).unlink(missing_ok=True)
+        (listening_test / name).unlink(missing_ok=True)
     (path := tmp_path / "mushra.csv").write_text(f"{HEADER.format('')}\n{text}")
     command = ["listen", str(folder), "--ratings", str(path), "--out"]
-    for out, told in ((made, message), (folder, "stimuli.csv")):  # where there is no key
+    for out, message in ((listening_test, error), (folder, "stimuli.csv")):  # where there is no key
         assert cli.main([*command, str(out)]) == 2
-        assert told in capsys.readouterr().err
-    assert not (made / "ratings.csv").exists()
-    assert not (made / "ratings_listeners.csv").exists()
+        assert message in capsys.readouterr().err
+    assert not (listening_test / "ratings.csv").exists()
+    assert not (listening_test / "ratings_listeners.csv").exists()

@@ -79,7 +79,7 @@ def test_all_problems_are_listed_at_once(corpus, tmp_path, capsys):
     assert len(printed.strip().splitlines()) == 10
 
 
-def test_what_is_fine(corpus):
+def test_valid_manifests(corpus):
     """A byte order mark, further keys, a mixture without systems; not all without."""
     entries = entries_of(corpus)
     entries[0] |= {"remark": "anything", "systems": {}}

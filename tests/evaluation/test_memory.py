@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from separations import RATE, leaky, python, small_mapss, sources, write_all
+from separations import python, small_mapss, write_all
+from waveforms import RATE, leaky, tones
 
 from torch_mapss.evaluation.manifest import Mixture
 from torch_mapss.evaluation.score import Scorer
@@ -17,7 +18,7 @@ SOURCES = 3
 
 
 def mixture_on_disk(folder: Path, seconds: float, systems: int, rate: int = RATE) -> Mixture:
-    truth = sources(SOURCES, seconds, rate=rate)
+    truth = tones(SOURCES, seconds, rate=rate)
     references = write_all(folder / "truth", truth)
     estimates = {
         f"s{number}": tuple(write_all(folder / f"s{number}", leaky(truth, 0.1 * (number + 1))))

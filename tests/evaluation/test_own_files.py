@@ -141,7 +141,7 @@ def test_every_command_does_without_or_names_the_file(copied, capsys, file, kind
 @pytest.mark.parametrize(
     ("file", "kind"), [param for param in CASES if "unreadable" not in param.id]
 )
-def test_evaluate_makes_again_what_it_can(copied, capsys, file, kind):
+def test_evaluate_restores_damaged_files(copied, capsys, file, kind):
     damage(copied / "res" / file, kind)
     manifest = copied / "set" / "manifest.json"
     code = cli.main(["evaluate", str(manifest), "--out", str(copied / "res"), *OPTIONS])

@@ -16,7 +16,8 @@ import numpy as np
 import pandas
 import pytest
 import soundfile
-from separations import WILD, leaky, save_manifest, score_set, sources, wild_results, write_all
+from separations import WILD, save_manifest, score_set, wild_results, write_all
+from waveforms import leaky, tones
 
 from torch_mapss import evaluate_set
 from torch_mapss.evaluation import cli
@@ -144,7 +145,7 @@ def test_the_page_is_small_without_its_sounds(results, tmp_path):
 
 def test_estimates_behind_an_undefined_one_keep_their_curves_and_sounds(tmp_path):
     """The first of three sources is silent: its estimate has no score."""
-    truth = sources(3, 0.6)
+    truth = tones(3, 0.6)
     truth[0] = 0.0
     systems = {"s": write_all(tmp_path / "s", leaky(truth, 0.1))}
     entry = {"mixture_id": "m", "systems": systems, "sources": ["none", "low", "high"]}
@@ -163,7 +164,7 @@ def test_estimates_behind_an_undefined_one_keep_their_curves_and_sounds(tmp_path
 
 
 def test_hidden_references_and_anchors_are_apart_and_paths_short(tmp_path):
-    truth = sources(2, 0.6)
+    truth = tones(2, 0.6)
     estimates = {"ours": leaky(truth, 0.1), "control:anchor": leaky(truth, 1.0)}
     files = {name: write_all(tmp_path / name.split(":")[-1], x) for name, x in estimates.items()}
     references = write_all(tmp_path / "truth", truth)
@@ -184,7 +185,7 @@ def test_hidden_references_and_anchors_are_apart_and_paths_short(tmp_path):
     assert not any(str(tmp_path) in note for note in notes)
 
 
-def test_paths_are_told_without_what_they_share():
+def test_paths_are_shown_without_their_common_part():
     short_paths = path_shortener(["/d/s/m1/a.wav", "/d/s/m10/a.wav", "/d/s/m1/a.wav.wav"])
     assert short_paths["/d/s/m1/a.wav"] == "m1/a.wav"
     assert [*short_paths][-1] == "/d/s/m1/a.wav"  # not replaced inside a longer one
@@ -194,7 +195,7 @@ def test_paths_are_told_without_what_they_share():
 
 def test_remarks_keep_the_folder_of_a_system_where_the_manifest_is_relative(tmp_path, monkeypatch):
     """A remark names the file as it was opened, which ends like the path in the manifest."""
-    truth = sources(2, 0.6)
+    truth = tones(2, 0.6)
     write_all(tmp_path / "set/references", truth)
     write_all(tmp_path / "set/faulty", truth * truth.new_tensor([[1.0], [0.0]]))
     monkeypatch.chdir(tmp_path)
@@ -208,8 +209,8 @@ def test_remarks_keep_the_folder_of_a_system_where_the_manifest_is_relative(tmp_
     assert str(tmp_path) not in note
 
 
-def test_a_downmix_is_told(tmp_path):
-    truth = sources(2, 0.6)
+def test_downmix_is_reported(tmp_path):
+    truth = tones(2, 0.6)
     references = write_all(tmp_path / "truth", truth[:, None].expand(-1, 2, -1))
     estimates = write_all(tmp_path / "s", leaky(truth, 0.1)[:, None].expand(-1, 2, -1))
     entry = {"mixture_id": "m", "references": references, "systems": {"s": estimates}}
@@ -220,7 +221,7 @@ def test_a_downmix_is_told(tmp_path):
 
 @pytest.mark.parametrize(("seconds", "kind"), [(0.3, "wav"), (20.0, "flac")])
 def test_without_mp3_sounds_are_lossless(seconds, kind, monkeypatch):
-    integers = (2**14 * sources(1, seconds)[0]).round()
+    integers = (2**14 * tones(1, seconds)[0]).round()
     assert address(integers / 2**15, 16000).startswith("data:audio/mpeg;base64,")
     assert address(integers / 2**15, 12345) == lossless_address(integers / 2**15, 12345)
     monkeypatch.setattr(soundfile, "available_formats", lambda: {"WAV": "", "FLAC": ""})
@@ -234,26 +235,25 @@ def test_without_mp3_sounds_are_lossless(seconds, kind, monkeypatch):
 
 @pytest.mark.parametrize("rate", [16000, 22050, 24000, 32000, 44100, 48000])
 def test_compressed_sounds_keep_length_and_place(rate):
-    wave = sources(1, 0.9, rate=rate)[0]
+    wave = tones(1, 0.9, rate=rate)[0]
     samples, found_rate = samples_of(address(wave, rate))
     assert (found_rate, len(samples)) == (rate, len(wave))
     assert error_db(samples, wave.numpy()) < -25.0
 
 
 def test_playing_levels_are_those_that_are_scored():
-    wave = sources(1, 1.0)[0]
+    wave = tones(1, 1.0)[0]
     quiet, loud, silent = (playing_gain(x, 16000) for x in (0.1 * wave, wave, 0.0 * wave))
     assert (quiet, silent) == (pytest.approx(10 * loud, rel=1e-3), 1.0)
 
 
 def test_long_curves_are_means_of_frames(results, tmp_path, monkeypatch):
-    module = "torch_mapss.evaluation.page.content."
-    monkeypatch.setattr(f"{module}_FEWEST", 10)
-    monkeypatch.setattr(f"{module}_VALUES", 10)
+    monkeypatch.setattr("torch_mapss.evaluation.page.content.MIN_CURVE_POINTS", 10)
+    monkeypatch.setattr("torch_mapss.evaluation.page.content.MAX_CURVE_VALUES", 10)
     rows = page_content(results, str(tmp_path / "page.html"), 0)["rows"]
     assert all(row["curve"] is None for row in rows)  # no room at all
     assert all("no curve" in row["note"] for row in rows)
-    monkeypatch.setattr(f"{module}_VALUES", 1000)
+    monkeypatch.setattr("torch_mapss.evaluation.page.content.MAX_CURVE_VALUES", 1000)
     row = page_content(results, str(tmp_path / "page.html"), 0)["rows"][0]
     frames = results.frames(row["mixture"])
     values = frames.systems[row["system"]].scores["ps"][0]
@@ -264,7 +264,7 @@ def test_long_curves_are_means_of_frames(results, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("embed_mb", [0.0, 0.12])
-def test_what_does_not_fit_is_linked_from_the_page(results, tmp_path, embed_mb):
+def test_audio_beyond_the_limit_is_linked(results, tmp_path, embed_mb):
     path = written(results, tmp_path, embed_mb=embed_mb)
     content = content_of(path)
     assert all(row["curve"] and len(row["tracks"]) == 3 for row in content["rows"])
@@ -298,7 +298,7 @@ def test_names_are_text_and_nothing_is_fetched(page):
     assert not re.findall(r'(?:src|href)="(?!data:|#)', layout)
 
 
-def test_audio_that_is_gone_is_said_and_not_fatal(results, tmp_path):
+def test_missing_audio_is_reported_and_not_fatal(results, tmp_path):
     elsewhere = load_results(results.folder, root=tmp_path)
     with pytest.warns(UserWarning, match="14 of 14 audio files") as warned:
         content = content_of(written(elsewhere, tmp_path))
@@ -310,7 +310,7 @@ def test_audio_that_is_gone_is_said_and_not_fatal(results, tmp_path):
     assert all(row["curve"] for row in content["rows"])
 
 
-def test_the_command_and_what_it_refuses(results, tmp_path, capsys):
+def test_command_and_its_refusals(results, tmp_path, capsys):
     path = tmp_path / "page.html"
     path.write_text("old")
     assert cli.main(["report", results.folder, "--out", str(path), "--embed-mb", "0.05"]) == OK

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from separations import WILD, leaky, save_manifest, score_set, sources, wild_results, write_all
+from separations import WILD, save_manifest, score_set, wild_results, write_all
+from waveforms import leaky, tones
 
 from torch_mapss import evaluate_set
 from torch_mapss.evaluation.page.content import write_page
@@ -225,7 +226,7 @@ def test_page(folder, open_page, width, scheme):
 
 
 def test_hidden_references_are_listed_when_asked_for(open_page, tmp_path):
-    truth = sources(2, 0.6)
+    truth = tones(2, 0.6)
     estimates = {"ours": leaky(truth, 0.1), "control:anchor": leaky(truth, 1.0)}
     files = {name: write_all(tmp_path / name.split(":")[-1], x) for name, x in estimates.items()}
     references = write_all(tmp_path / "truth", truth)
@@ -285,7 +286,7 @@ def test_embedded_sounds_can_be_played_from_any_place(open_page, encode):
     opened = open_page("data:text/html,<p>sounds</p>")
     for rate in (8000, 16000, 44100):
         for seconds in (1.0, 2.0, 3.0, 12.0):
-            wave = sources(1, seconds, rate=rate)[0].mul(2**15).round().div(2**15)
+            wave = tones(1, seconds, rate=rate)[0].mul(2**15).round().div(2**15)
             failed = opened.run(SEEK % (encode(wave, rate), seconds))
             assert failed == 0, (rate, seconds)
 
@@ -304,7 +305,7 @@ PEAK = """
 
 def test_compressed_sounds_are_in_time(open_page):
     """The encoder's delay, some 30 ms, is removed by whoever plays."""
-    wave = 0.01 * sources(1, 1.0)[0]
+    wave = 0.01 * tones(1, 1.0)[0]
     wave[8000:8032] += 0.8
     opened = open_page("data:text/html,<p>sounds</p>")
     assert opened.run(PEAK % address(wave, 16000)) == pytest.approx(0.501, abs=0.004)
@@ -312,7 +313,7 @@ def test_compressed_sounds_are_in_time(open_page):
 
 def test_channels_of_systems_and_of_the_open_estimate(tmp_path, open_page):
     """The channels of a stereo set, in a table per system and one of the estimate that is open."""
-    truth = sources(2, 0.8, seed=1)
+    truth = tones(2, 0.8, seed=1)
     references = torch.stack([truth, truth], 1)
     made = torch.stack([leaky(truth, 0.05), leaky(truth, 0.6)], 1)  # worse on the right
     entry = {"mixture_id": "m", "references": write_all(tmp_path / "truth", references)}

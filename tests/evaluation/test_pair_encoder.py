@@ -8,7 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from checkpoints import random_whisper
-from separations import leaky, sources, write_all
+from separations import write_all
+from waveforms import leaky, tones
 
 from torch_mapss import MAPSS, evaluate, load_encoder
 from torch_mapss.evaluation import cli
@@ -27,7 +28,7 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[str]]:
     """References and estimates."""
-    folder, truth = tmp_path_factory.mktemp("audio"), sources()
+    folder, truth = tmp_path_factory.mktemp("audio"), tones()
     return write_all(folder / "truth", truth), write_all(folder / "made", leaky(truth))
 
 
@@ -73,7 +74,7 @@ def test_one_set_of_weights_serves_two_layers_or_one(whisper):
     assert default.key == MAPSS("mel", decomposition_encoder=whisper, decomposition_layer=1).key
 
 
-def test_what_has_no_layer_is_refused_one(files, whisper, capsys):
+def test_layer_is_refused_for_encoders_without_layers(files, whisper, capsys):
     command = ["score", "--references", *files[0], "--estimates", *files[1], "--pair-layer", "2"]
     for encoder in ((), ("--pair-encoder", "waveform")):
         assert cli.main([*command, *encoder]) == 2
@@ -86,7 +87,7 @@ def test_what_has_no_layer_is_refused_one(files, whisper, capsys):
         MAPSS("mel", decomposition_encoder=whisper, decomposition_layer=9).decomposition_encoder  # noqa: B018
 
 
-def test_nothing_is_said_of_the_usual_encoder(files):
+def test_no_note_about_the_default_encoder(files):
     report = evaluate(references=files[0], estimates=files[1], encoder="mel", bank_size=10)
     assert not [note for note in report.notes if "clearance" in note]
     elsewhere = evaluate(references=files[0], estimates=files[1], encoder="mel", measures="bleed")

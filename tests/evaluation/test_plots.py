@@ -9,7 +9,8 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from separations import environment, leaky, python, small_mapss, sources, write_manifest
+from separations import environment, python, small_mapss, write_manifest
+from waveforms import leaky, tones
 
 from torch_mapss import Report, evaluate, evaluate_set
 from torch_mapss.evaluation import plots
@@ -25,7 +26,7 @@ TIMES = 0.0125 + 0.02 * torch.arange(8)
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    truth = sources(seconds=1.0)
+    truth = tones(seconds=1.0)
     truth[1, 6000:9000] = 0.0  # frames in the middle in which the second source is silent
     options = {"references": truth, "mixture": truth.sum(0), "names": ["low", "high"]}
     return evaluate(estimates=leaky(truth), **options, mapss=small_mapss(), bounds=True)

@@ -44,7 +44,7 @@ def test_controls_are_left_out_unless_asked_for():
     assert list(join(with_control, rated("A"), controls=True)[0]["ps"]) == [0.9]
 
 
-def test_what_does_not_meet_is_told():
+def test_unmatched_rows_are_reported():
     _, notes = join(outputs("A", source="ref"), rated("A", "B"))
     assert len(notes) == 2
     for note, fragment in zip(notes, ("--source-map", "1 of 2 ratings")):

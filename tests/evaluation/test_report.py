@@ -12,8 +12,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from separations import RATE, entries_of, leaky, sources, write, write_all, write_manifest
+from separations import entries_of, write, write_all, write_manifest
 from stub_scorers import Weighted
+from waveforms import RATE, leaky, tones
 
 from torch_mapss import (
     MAPSS,
@@ -28,7 +29,7 @@ from torch_mapss import (
 from torch_mapss.audio.waveforms import resample
 from torch_mapss.evaluation.results import load_results
 
-TRUTH = sources()
+TRUTH = tones()
 MADE = leaky(TRUTH)
 
 
@@ -90,7 +91,7 @@ def test_encoders_are_passed_as_objects_everywhere(make, tmp_path):
     assert [row["ps"] for row in rows] == pytest.approx(table["ps"].tolist(), rel=1e-6)
 
 
-def test_only_what_is_asked_for_is_there(mapss):
+def test_only_requested_fields_are_present(mapss):
     report = scored(mapss, measures="decomposition")
     assert [*report.frames] == ["clearance", "fidelity"]
     assert [*report.means()] == ["clearance", "fidelity", "si_sdr"]
@@ -115,7 +116,7 @@ def test_clearance_and_fidelity_need_no_checkpoint(mapss, tmp_path):
 
 
 def test_bleed_is_scored_where_only_others_are_active(mapss):
-    (truth := sources(2, 1.0))[0, RATE // 2 :] = 0.0
+    (truth := tones(2, 1.0))[0, RATE // 2 :] = 0.0
     (made := truth.clone())[0] += 0.1 * truth[1]
     report = scored(mapss, made, truth, measures="bleed")
     assert bool(report.bleed_db[0, report.times > 0.52].isfinite().all())
@@ -125,8 +126,8 @@ def test_bleed_is_scored_where_only_others_are_active(mapss):
 
 
 def test_stereo_at_another_rate_scores_as_a_hand_made_mono_file(tmp_path, mapss):
-    truth = sources(rate=44_100)
-    side = sources(1, seed=9, rate=44_100)[0].flip(0)
+    truth = tones(rate=44_100)
+    side = tones(1, seed=9, rate=44_100)[0].flip(0)
     waves = torch.cat([truth, leaky(truth, 0.3)])
     mono = write_all(tmp_path / "mono", resample(waves, 44_100, RATE), "abcd")
     stereo = [
@@ -160,8 +161,8 @@ def test_lengths_must_agree_but_for_rounding_and_may_be_trimmed(tmp_path, mapss)
     assert any("cut from 8000 to 7000" in note for note in report.notes)
 
 
-def test_arrays_have_the_rate_that_is_said_and_integers_are_pcm(tmp_path, mapss, plain):
-    wide = sources(rate=48_000)
+def test_arrays_have_the_stated_rate_and_integers_are_pcm(tmp_path, mapss, plain):
+    wide = tones(rate=48_000)
     report = scored(mapss, leaky(wide).numpy(), wide.numpy(), sample_rate=48_000)
     low = resample(wide, 48_000, RATE)
     assert ps_of(report) == pytest.approx(ps_of(scored(mapss, leaky(low), low)), abs=1e-4)
@@ -176,7 +177,7 @@ def test_arrays_have_the_rate_that_is_said_and_integers_are_pcm(tmp_path, mapss,
         evaluate(TRUTH, TRUTH)  # type: ignore[misc]
 
 
-def test_a_rate_that_nobody_said_is_told(tmp_path, mapss, plain):
+def test_assumed_rate_is_reported(tmp_path, mapss, plain):
     note = "arrays were taken to be at 16000 Hz, the encoder's rate"
     assert note in plain.notes[0]
     assert note in plain.summary()
@@ -234,7 +235,7 @@ def test_utterance_bounds_are_those_of_the_pooling(report, plain, mapss):
 
 
 def test_a_silent_reference_is_undefined_counted_and_left_out(mapss):
-    waves = sources(3, 0.4)
+    waves = tones(3, 0.4)
     waves[2] = 0.0  # is never active: its estimate has no score, and no bound
     report = scored(mapss, leaky(waves), waves, bounds=True)
     assert math.isnan(report.rows[2].ps + report.rows[2].pm)

@@ -13,7 +13,8 @@ import pandas
 import pytest
 import torch
 from pandas.testing import assert_frame_equal
-from separations import leaky, save_manifest, score_set, small_mapss, sources, write, write_manifest
+from separations import save_manifest, score_set, small_mapss, write, write_manifest
+from waveforms import leaky, tones
 
 from torch_mapss import compare, evaluate, evaluate_set
 from torch_mapss.evaluation.manifest import load_manifest
@@ -58,7 +59,7 @@ def test_rows_and_frames_are_those_of_single_mixtures(manifest, results):
             assert row[name] == pytest.approx(expected[name], rel=1e-8, nan_ok=True)
         assert (row["frames"], row["status"]) == (expected.frames, "ok")
         assert row["estimate"] == f"m1/bad/{row['source']}.wav"
-    truth = sources(seconds=0.3)  # of the first mixture, where one source is not estimated
+    truth = tones(seconds=0.3)  # of the first mixture, where one source is not estimated
     alone = small_mapss()(leaky(truth, 0.5)[1:], truth, attributed=(1,)).utterance()
     (row,) = rows_of(results.scores.query("mixture_id == 'm0' and system == 'bad'"))
     assert (row["source"], row["source_index"]) == ("<b>", 1)
@@ -154,7 +155,7 @@ def test_frames_of_added_lost_and_failed_systems(manifest, results, tmp_path):
 
 def test_trimmed_systems_of_unlike_length_share_a_file(tmp_path):
     path = write_manifest(tmp_path / "set", 1)
-    write(tmp_path / "set/m0/good/a.wav", leaky(sources(seconds=0.3))[0, :4000])
+    write(tmp_path / "set/m0/good/a.wav", leaky(tones(seconds=0.3))[0, :4000])
     frames = scored(path, tmp_path / "out", trim=True, measures="separation").frames("m0")
     good, bad = frames.systems["good"], frames.systems["bad"]
     assert good.scores["ps"].shape == bad.scores["ps"].shape == (2, len(frames.times))
@@ -201,7 +202,7 @@ def test_tables_are_exports_and_not_read_back(results, copied):
         assert_frame_equal(getattr(reloaded, name), getattr(results, name))
 
 
-def test_exports_hold_what_the_records_tell(results):
+def test_exports_equal_the_records(results):
     for name in ("scores", "items", "summary"):
         table = pandas.read_csv(Path(results.folder, f"{name}.csv"), keep_default_na=False)
         expected = getattr(results, name)

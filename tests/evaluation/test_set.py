@@ -15,16 +15,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from separations import (
-    entries_of,
-    leaky,
-    save_manifest,
-    score_set,
-    small_mapss,
-    sources,
-    write,
-    write_manifest,
-)
+from separations import entries_of, save_manifest, score_set, small_mapss, write, write_manifest
+from waveforms import leaky, tones
 
 from torch_mapss import MAPSS, compare, evaluate, evaluate_set
 from torch_mapss.audio import shift
@@ -121,7 +113,7 @@ def test_the_summary_is_printed_and_settings_can_be_used_again(manifest, tmp_pat
 def test_permutation_rates_channels_and_equal_systems(manifest, tmp_path):
     folder = tmp_path / "set"
     shutil.copytree(manifest.parent / "m1", folder / "m1")
-    high = leaky(sources(seconds=0.3, seed=1, rate=48_000), 0.1)
+    high = leaky(tones(seconds=0.3, seed=1, rate=48_000), 0.1)
     for name, wave in zip("ab", high):
         write(folder / "high" / f"{name}.wav", torch.stack([wave, wave]), 48_000)
     shutil.copytree(folder / "high", folder / "copy")
@@ -167,7 +159,7 @@ def test_failures_keep_the_others_and_are_tried_again(tmp_path, prepared):
     assert len(prepared) == 1
     fresh = score_set(path, tmp_path / "fresh", **settings).scores["ps"]
     assert same_tables(out, tmp_path / "fresh")
-    write(estimate, leaky(sources(seconds=0.3), 0.9)[0])  # a file that changed is scored again
+    write(estimate, leaky(tones(seconds=0.3), 0.9)[0])  # a file that changed is scored again
     rescored = score_set(path, out, **settings).scores["ps"]
     assert rescored.iloc[4] != pytest.approx(fresh.iloc[4], rel=1e-3)
     assert list(rescored[:4]) == list(fresh[:4])
@@ -295,7 +287,7 @@ def test_names_in_two_unicode_forms_are_one(tmp_path):
 
 def test_excerpts_come_with_standard_errors_and_an_estimate_of_time(tmp_path, monkeypatch, capsys):
     songs = write_manifest(tmp_path / "songs", 2, seconds=5.0)
-    monkeypatch.setattr(runs, "_LONG_S", 5.0)
+    monkeypatch.setattr(runs, "LONG_S", 5.0)
     complete = score_set(songs, tmp_path / "whole", measures="decomposition", quiet=False)
     (line,) = [text for text in capsys.readouterr().err.splitlines() if "this machine" in text]
     assert "2 mixtures, 2 sources, 2 systems, 10 s of audio" in line
@@ -337,7 +329,7 @@ def test_systems_of_a_long_mixture_share_a_pass(tmp_path, prepared, monkeypatch,
     for name in ("ps", "clearance", "fidelity"):
         np.testing.assert_allclose(outcome.items[name], complete[name], atol=1e-3)
     told: list[tuple[int, int]] = []
-    truth = sources(seconds=3.0)
+    truth = tones(seconds=3.0)
     settings |= {"mapss": small_mapss(segment=1.0), "on_segment": lambda *state: told.append(state)}
     evaluate(estimates=leaky(truth), references=truth, **settings)
     assert told[:4] == [(0, 3), (1, 3), (2, 3), (3, 3)]
@@ -346,8 +338,8 @@ def test_systems_of_a_long_mixture_share_a_pass(tmp_path, prepared, monkeypatch,
 
 def test_each_channel_may_be_scored():
     """Left and right swapped lower the score only if each channel is scored."""
-    left = sources(2, 0.5, seed=1)
-    right = sources(2, 0.5, seed=2).flip(0)
+    left = tones(2, 0.5, seed=1)
+    right = tones(2, 0.5, seed=2).flip(0)
     stereo, mapss = torch.stack([left, right], 1), small_mapss()  # (S, C, T)
     settings: dict[str, Any] = {"mapss": mapss, "measures": ("decomposition", "separation")}
     of_channels = settings | {"references": stereo, "channels": "each"}
@@ -363,7 +355,7 @@ def test_each_channel_may_be_scored():
         evaluate(estimates=[left[0], right], **of_channels)
 
 
-def test_a_hidden_reference_is_no_finding():
+def test_hidden_reference_is_not_a_finding():
     """Only a system that is the reference by mistake is named."""
     text = "the same as the reference, sample by sample"
     records = [
@@ -396,7 +388,7 @@ def test_names_in_another_unicode_form_are_those_of_the_first_run(tmp_path):
 
 
 def test_a_report_is_saved_under_the_spelling_of_the_folder(tmp_path):
-    truth = sources(seconds=0.3)
+    truth = tones(seconds=0.3)
     report = evaluate(estimates=leaky(truth), references=truth, mapss=small_mapss())
     for form in ("NFC", "NFD"):
         report.save(tmp_path / "out", system=unicodedata.normalize(form, "é"))
@@ -406,7 +398,7 @@ def test_a_report_is_saved_under_the_spelling_of_the_folder(tmp_path):
 def test_excerpts_are_the_same_for_all_systems_whatever_their_length(tmp_path):
     """They are drawn from the references; a shorter system has the same, as far as it goes."""
     path = write_manifest(tmp_path / "set", 1, ("good", "bad"), 5.0)
-    for name, wave in zip("ab", leaky(sources(seconds=5.0))[:, :75_000]):
+    for name, wave in zip("ab", leaky(tones(seconds=5.0))[:, :75_000]):
         write(tmp_path / "set/m0/bad" / f"{name}.wav", wave)
     settings = {"measures": "bleed", "trim": True, "excerpts": 3, "excerpt_seconds": 1.0}
     notes = score_set(path, tmp_path / "out", **settings).scores["notes"]
@@ -419,7 +411,7 @@ def test_excerpts_are_the_same_for_all_systems_whatever_their_length(tmp_path):
 def test_frames_of_a_system_that_ends_before_all_excerpts_keep_their_times(together, tmp_path):
     """It is scored as a whole, at other times than the systems with excerpts."""
     path = write_manifest(tmp_path / "set", 1, ("good", "bad"), 5.0)
-    for name, wave in zip("ab", leaky(sources(seconds=5.0))[:, :8000]):
+    for name, wave in zip("ab", leaky(tones(seconds=5.0))[:, :8000]):
         write(tmp_path / "set/m0/bad" / f"{name}.wav", wave)
     settings = {"measures": "decomposition", "trim": True, "excerpts": 1, "excerpt_seconds": 1.0}
     (entry,) = entries_of(path)
@@ -439,10 +431,10 @@ def test_frames_of_a_system_that_ends_before_all_excerpts_keep_their_times(toget
     assert stored.times[stored.systems["good"].active.any(0)].min() > 0.5
 
 
-def test_a_delay_within_a_frame_is_told_of_a_set(tmp_path):
+def test_delay_within_a_frame_is_reported_for_a_set(tmp_path):
     path = write_manifest(tmp_path / "set", 3, ("late", "prompt"))
     for k in range(3):
-        for name, wave in zip("ab", shift(leaky(sources(2, 0.3, seed=k)), -160)):
+        for name, wave in zip("ab", shift(leaky(tones(2, 0.3, seed=k)), -160)):
             write(tmp_path / "set" / f"m{k}" / "late" / f"{name}.wav", wave)
     results = score_set(path, tmp_path / "out", measures="bleed")
     (text,) = [line for line in results.warnings if line.startswith("lag:")]

@@ -12,16 +12,8 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from separations import (
-    leaky,
-    python,
-    save_manifest,
-    score_set,
-    small_mapss,
-    sources,
-    write,
-    write_manifest,
-)
+from separations import python, save_manifest, score_set, small_mapss, write, write_manifest
+from waveforms import leaky, tones
 
 from torch_mapss import evaluate_set
 from torch_mapss.audio import resample
@@ -137,7 +129,7 @@ def test_scores_of_changed_files_are_in_no_table(tmp_path):
     score_set(path, out, measures="bleed")
     before = (out / "scores.csv").read_bytes()
     for k in (0, 1):
-        write(tmp_path / "set" / f"m{k}/one/a.wav", leaky(sources(2, 0.2, seed=k), 0.9)[0])
+        write(tmp_path / "set" / f"m{k}/one/a.wav", leaky(tones(2, 0.2, seed=k), 0.9)[0])
     partial = score_set(path, out, measures="bleed", shard=Shard(1, 2))
     assert partial.pending == (("m1", "one"),)
     assert {row["mixture_id"] for row in rows_of(partial.scores)} == {"m0"}
@@ -160,14 +152,14 @@ def test_shards_read_copies_of_one_set(manifest, results, tmp_path, capsys):
     for name in TABLES:
         assert (tmp_path / "out" / name).read_bytes() == Path(results.folder, name).read_bytes()
     capsys.readouterr()
-    write(tmp_path / "node2/m1/bad/b.wav", leaky(sources(seconds=0.3), 0.9)[1])
+    write(tmp_path / "node2/m1/bad/b.wav", leaky(tones(seconds=0.3), 0.9)[1])
     score_set(tmp_path / "node2/manifest.json", tmp_path / "out", quiet=False)
     told = capsys.readouterr().err
     assert "5 of 6 pairs of mixture and system are done already" in told
     assert "1 pairs are scored again, since they have files that differ from those scored" in told
 
 
-def test_a_shard_without_mixtures_is_no_fault(tmp_path, monkeypatch, capsys):
+def test_empty_shard_succeeds(tmp_path, monkeypatch, capsys):
     """Also before any other shard is done; under torchrun its exit would end the others."""
     path = write_manifest(tmp_path / "set", 1, ("one",))
     partial = score_set(path, tmp_path / "python", shard=Shard(2, 2))
@@ -190,7 +182,7 @@ def test_a_shard_without_mixtures_is_no_fault(tmp_path, monkeypatch, capsys):
 def test_a_long_set_whose_first_mixture_cannot_be_loaded_is_scored(broken, tmp_path, capsys):
     entries = []
     for name, seconds in (("long", 130.0), ("short", 0.3)):
-        waves = sources(2, seconds, rate=4000)
+        waves = tones(2, seconds, rate=4000)
         lost = 100 if broken == "all" or name == "long" else 0  # samples
         for kind, wave in (("truth", waves), ("one", waves[:, : waves.shape[-1] - lost])):
             for source, samples in zip("ab", wave):
@@ -283,7 +275,7 @@ def test_an_interruption_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     assert "interrupted after 1 of 3 pairs of mixture and system" in told
     assert "run the same command (or call) again to continue" in told
     # Records of changed files are scored again, so they are not among the saved pairs.
-    write(tmp_path / "set/m0/one/a.wav", leaky(sources(2, 0.3), 0.9)[0])
+    write(tmp_path / "set/m0/one/a.wav", leaky(tones(2, 0.3), 0.9)[0])
 
     def interrupted_at_once(*_: Any) -> Any:
         raise KeyboardInterrupt
@@ -304,22 +296,22 @@ def test_an_encoder_that_cannot_be_loaded_leaves_no_folder(tmp_path, monkeypatch
     assert not (tmp_path / "out").exists()
 
 
-def test_a_shard_tells_what_it_scores_again_itself(tmp_path, capsys):
+def test_shard_reports_the_pairs_that_it_scores_again(tmp_path, capsys):
     path, out = write_manifest(tmp_path / "set", 4, ("one",), 0.2), tmp_path / "out"
     score_set(path, out, measures="bleed")
     for k in (1, 2, 3):
-        write(tmp_path / "set" / f"m{k}/one/a.wav", leaky(sources(2, 0.2, seed=k), 0.9)[0])
+        write(tmp_path / "set" / f"m{k}/one/a.wav", leaky(tones(2, 0.2, seed=k), 0.9)[0])
     score_set(path, out, measures="bleed", shard=Shard(1, 2), quiet=False)
     told = capsys.readouterr().err
     assert "1 of 2 pairs of mixture and system are done already" in told
     assert "1 pairs are scored again" in told
 
 
-def test_findings_of_a_set_are_told_once_and_counted(tmp_path):
+def test_findings_of_a_set_are_reported_once_and_counted(tmp_path):
     path = write_manifest(tmp_path / "set", 3, ("one", "two"))
     for k in (0, 2):
         write(tmp_path / "set" / f"m{k}" / "one" / "a.wav", torch.zeros(4800))
-    for wave, name in zip(resample(sources(2, 0.3, seed=1), 16_000, 8000), "ab"):
+    for wave, name in zip(resample(tones(2, 0.3, seed=1), 16_000, 8000), "ab"):
         write(tmp_path / "set" / "m1" / "two" / f"{name}.wav", wave, 8000)
     outcome = score_set(path, tmp_path / "out")
     (silent,) = [text for text in outcome.warnings if text.startswith("silent:")]

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from separations import environment, leaky, python, sources, write_all, write_manifest
+from separations import environment, python, write_all, write_manifest
+from waveforms import leaky, tones
 
 from torch_mapss.evaluation import cli, console
 
@@ -19,7 +20,7 @@ QUICK = ("--encoder", "mel", "--bank-size", "10")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two sources, estimates of them, and a manifest of which one system fails."""
-    parent, truth = tmp_path_factory.mktemp("shell"), sources(seconds=0.3)
+    parent, truth = tmp_path_factory.mktemp("shell"), tones(seconds=0.3)
     write_all(parent / "truth", truth)
     write_all(parent / "made", leaky(truth))
     write_manifest(parent / "set", 1, ("good", "bad"))

@@ -33,7 +33,7 @@ def test_intervals_are_scipys_column_by_column(weighted, monkeypatch):
         plain = stats.bootstrap((np.arange(len(x)),), mean, vectorized=False, **options)
         assert means[k] == pytest.approx(mean(np.arange(len(x))), rel=1e-12)
         assert (low[k], high[k]) == pytest.approx(tuple(plain.confidence_interval), rel=1e-9)
-    monkeypatch.setattr(significance, "_BLOCK", 7 * 12)  # blocks of draws change nothing
+    monkeypatch.setattr(significance, "BLOCK", 7 * 12)  # blocks of draws change nothing
     blocks = significance.mean_intervals(values, 2.5 * weights, draws=1000, seed=2)
     for column_value, block_values in zip(intervals, blocks):
         np.testing.assert_allclose(column_value, block_values, rtol=1e-9)
@@ -64,7 +64,7 @@ def test_constant_columns_and_small_sets():
 
 
 @pytest.mark.slow
-def test_coverage_is_what_the_docstring_says():
+def test_coverage_equals_the_docstring():
     """95 % intervals of normal data: 85 % at six mixtures, 92 % at thirty."""
     rng = np.random.default_rng(0)
     for count, least, most in ((6, 0.82, 0.88), (30, 0.90, 0.95)):
@@ -193,7 +193,7 @@ def test_chance_of_any_rejection_holds_without_pairs_that_cannot_reject():
 
 @given(st.integers(0, 8), st.integers(0, 2**28 - 1))
 @settings(max_examples=200, deadline=None)
-def test_letters_are_shared_exactly_where_nothing_tells_apart(count, bits):
+def test_letters_are_shared_by_systems_without_a_difference(count, bits):
     different = np.zeros((count, count), dtype=bool)
     for pair_index, (i, j) in enumerate(itertools.combinations(range(count), 2)):
         different[i, j] = different[j, i] = bits >> pair_index & 1

@@ -11,18 +11,9 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from bursts import bursts
 from checkpoints import pickle_weights, write_checkpoint
-from separations import (
-    leaky,
-    save_manifest,
-    score_set,
-    small_mapss,
-    sources,
-    write,
-    write_all,
-    write_manifest,
-)
+from separations import save_manifest, score_set, small_mapss, write, write_all, write_manifest
+from waveforms import bursts, leaky, tones
 
 from torch_mapss import MAPSS, Distortion, DistortionBank
 from torch_mapss.evaluation import cli
@@ -91,7 +82,7 @@ def test_results_of_a_share_of_the_signals_pass(options, tmp_path, capsys):
 
 
 def test_other_audio(copied, capsys):
-    write(copied / "set/m1/bad/b.wav", leaky(sources(seconds=0.3), 0.9)[1])
+    write(copied / "set/m1/bad/b.wav", leaky(tones(seconds=0.3), 0.9)[1])
     (copied / "set/m0/truth/a.wav").unlink()
     printed = differs(copied, capsys, "--pairs", "4")
     for told in (
@@ -189,7 +180,7 @@ def test_settings_that_were_touched_up(copied, capsys):
 
 def test_results_without_any_score_are_nothing_to_compare(tmp_path, capsys):
     manifest = write_manifest(tmp_path / "set", 1, ("good",))
-    write(tmp_path / "set/m0/good/a.wav", sources(1, 0.5)[0])  # longer than its reference
+    write(tmp_path / "set/m0/good/a.wav", tones(1, 0.5)[0])  # longer than its reference
     assert cli.main(["evaluate", str(manifest), "--out", str(tmp_path / "out"), *QUICK]) == 1
     capsys.readouterr()
     for options in ((), ("--pairs", "0")):

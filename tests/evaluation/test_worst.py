@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-from separations import leaky, score_set, small_mapss, sources, write, write_manifest
+from separations import score_set, small_mapss, write, write_manifest
+from waveforms import RATE, leaky, tones
 
 from torch_mapss import evaluate_set
 from torch_mapss.evaluation import cli
@@ -30,8 +31,6 @@ from torch_mapss.evaluation.worst import (
 )
 from torch_mapss.score_table import SCORES
 
-RATE = 16_000
-
 
 def test_the_first_run_is_the_lowest_window():
     rng = np.random.default_rng(0)
@@ -48,7 +47,7 @@ def test_the_first_run_is_the_lowest_window():
         assert mean == pytest.approx(min(means))
 
 
-def test_runs_grow_over_what_is_no_better_and_do_not_overlap():
+def test_lowest_runs_do_not_overlap():
     scores = np.ones(50)
     scores[10:24] = 0.1
     scores[30:36] = 0.3
@@ -65,7 +64,7 @@ def test_runs_grow_over_what_is_no_better_and_do_not_overlap():
     assert lowest_runs(np.array([0.5, 0.2]), 5, 20, 3) == [(0, 2, pytest.approx(0.35))]
 
 
-def test_between_excerpts_there_is_no_stretch():
+def test_segments_do_not_span_excerpts():
     times = np.concatenate([np.arange(10), np.arange(3000, 3010)]) * 0.02
     ps = np.linspace(0.0, 1.0, 20, dtype=np.float32)[None]
     system_frames = SystemFrames(np.ones((1, 20), bool), np.array([3]), {"ps": ps})
@@ -83,7 +82,7 @@ def test_between_excerpts_there_is_no_stretch():
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One mixture; system "good" has a second of strong leakage from 1.0 to 2.0 s."""
     path = write_manifest(root := tmp_path_factory.mktemp("set"), 1, ("good", "bad"), seconds=3.0)
-    truth = sources(2, 3.0, seed=0)
+    truth = tones(2, 3.0, seed=0)
     made = leaky(truth, 0.1)
     made[0, RATE : 2 * RATE] = truth[1, RATE : 2 * RATE]
     write(root / "m0" / "good" / "a.wav", made[0])

@@ -41,7 +41,7 @@ def test_outputs_in_any_order_find_their_references(metric_class):
     torch.testing.assert_close(leaf_shuffled.grad[0], leaf_in_order.grad[0, orders[0]])
 
 
-def test_pit_needs_all_outputs_and_is_found_in_what_is_trimmed():
+def test_pit_needs_all_outputs_and_uses_trimmed_signals():
     mapss, (preds, target) = stub_scorer(), leaking_pair(2)
     with pytest.raises(ValueError, match="1 estimates for 2 references"):
         PerceptualSeparation(mapss, pit="si_sdr").update(preds[:, :1], target)

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from bursts import voices
 from stub_scorers import SAMPLES, leaking_pair, stub_scorer
 from torch import Tensor
+from waveforms import voices
 
 from torch_mapss import Clearance, PerceptualSeparation, SourceScores
 

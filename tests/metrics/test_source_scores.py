@@ -160,7 +160,7 @@ def test_an_undefined_score_is_nan_and_counted():
     assert "all of the 4 items" in messages[0]
 
 
-def test_what_is_refused_names_the_way_out():
+def test_refusals_name_a_remedy():
     with pytest.raises(RuntimeError, match=r"SourceScores\(\.\.\., keep_items=True\)"):
         SourceScores(stub_scorer()).item_scores()
     with pytest.raises(ValueError, match=r"^SourceScores\.update\(preds=estimates"):

@@ -6,8 +6,8 @@ import functools
 
 import pytest
 import torch
-from bursts import by_hand
 from metric_pairs import FUNCTIONS, each_metric
+from small_scorers import by_hand
 from stub_scorers import SAMPLES, leaking_pair, stub_scorer
 
 from torch_mapss import Bleed, Clearance, Fidelity, PerceptualMatch, PerceptualSeparation

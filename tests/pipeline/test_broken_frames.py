@@ -6,11 +6,11 @@ import functools
 import math
 import warnings
 
-import bursts
 import pytest
+import small_scorers
 import torch
-from bursts import leaky, voices
 from torch import Tensor
+from waveforms import impaired, voices
 
 from torch_mapss import (
     MAPSS,
@@ -19,7 +19,7 @@ from torch_mapss import (
     ReferenceBank,
 )
 
-small = functools.partial(bursts.small, size=10)
+small = functools.partial(small_scorers.small, size=10)
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +52,8 @@ def test_unchecked_non_finite_items_are_left_out():
     banks = [small().prepare(references[:1]), mapss.prepare(references[1:])]
     mixed = torch.stack([references[0, 0], references[1, 1]]).unsqueeze(0)
     for bank in (mapss.prepare(references), ReferenceBank.join(banks)):
-        rescored = mapss(leaky(mixed, 0.3)[[0, 0]], bank.recombined([[0, 1], [1, 0]]))
-        torch.testing.assert_close(rescored.ps[:1], small()(leaky(mixed, 0.3), mixed).ps)
+        rescored = mapss(impaired(mixed, 0.3)[[0, 0]], bank.recombined([[0, 1], [1, 0]]))
+        torch.testing.assert_close(rescored.ps[:1], small()(impaired(mixed, 0.3), mixed).ps)
         assert not rescored.active[1].any()
 
 
@@ -83,8 +83,8 @@ class Bands:
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e38, 0.0])
 def test_a_bad_frame_costs_that_frame_alone(value):
     references = voices()
-    estimates = leaky(references)
-    clean, spoiled = (bursts.small(Bands(v), size=6)(estimates, references) for v in (None, value))
+    estimates = impaired(references)
+    clean, spoiled = (small(Bands(v), size=6)(estimates, references) for v in (None, value))
     unspoiled = torch.arange(clean.ps.shape[-1]) != 7
     for name in ("ps", "pm"):
         actual, expected_values = getattr(spoiled, name), getattr(clean, name)
@@ -95,7 +95,7 @@ def test_a_bad_frame_costs_that_frame_alone(value):
     elif not math.isfinite(value):
         assert not spoiled.active[..., 7].any()
     leaf = estimates.clone().requires_grad_()
-    MAPSSLoss(bursts.small(Bands(value), size=6))(leaf, references).backward()
+    MAPSSLoss(small(Bands(value), size=6))(leaf, references).backward()
     assert leaf.grad.isfinite().all()
 
 
@@ -104,7 +104,7 @@ def test_a_bad_frame_of_a_source_stays_with_it_in_other_mixtures():
         def __call__(self, waveform: Tensor) -> Tensor:
             return torch.fft.rfft(waveform.unfold(-1, 400, 320)).abs()[..., 1:9].log()
 
-    mapss, references = bursts.small(Logarithms(None), size=6), voices(2)
+    mapss, references = small(Logarithms(None), size=6), voices(2)
     references[0, 1, 3000:5000] = 0.0
     mixed = torch.stack([references[:, 0], references.flip(0)[:, 1]], 1)
     bank = mapss.prepare(references).recombined([[0, 1], [1, 0]])
@@ -120,8 +120,11 @@ def test_a_broken_encoder_is_an_error_and_no_score(value):
             return torch.full_like(super().__call__(waveform), value)
 
     references = voices(samples=20_000)
-    estimates = leaky(references)
-    mapss, segmented = bursts.small(Broken(), size=6), bursts.small(Broken(), size=6, segment=1.0)
+    estimates = impaired(references)
+    mapss, segmented = (
+        small(Broken(), size=6),
+        small(Broken(), size=6, segment=1.0),
+    )
     for call in (mapss, segmented, MAPSSLoss(mapss), PerceptualMatch(mapss).update):
         with pytest.raises(RuntimeError, match=r"bands.*layer 3.*float32.*device cpu"):
             call(estimates, references)

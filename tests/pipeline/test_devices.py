@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import bursts
 import numpy as np
 import pytest
+import small_scorers
 import torch
-from bursts import RATE
 from fake_device import backward, fake_device
 from reads import Waits, counted
 from torch import Tensor
+from waveforms import RATE, leaky, noise
 
 from torch_mapss import MAPSS, BleedLoss, DecompositionLoss, DistortionBank, MAPSSLoss
 from torch_mapss.audio.loudness import normalize_loudness
@@ -28,7 +28,9 @@ from torch_mapss.pipeline import memory
 from torch_mapss.pipeline.embedder import Embedder
 from torch_mapss.pipeline.memory import budget, checked_memory
 
-small = functools.partial(bursts.small, size=12)  # the counts do not depend on the size of a bank
+small = functools.partial(
+    small_scorers.small, size=12
+)  # the counts do not depend on the size of a bank
 
 
 @pytest.fixture(scope="module")
@@ -36,19 +38,17 @@ def mapss() -> MAPSS:
     return small()
 
 
-def signals(seconds: float, batch: int = 1) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    shape = batch, 2, int(seconds * RATE)
-    references = torch.randn(shape, generator=generator)
-    noise = torch.randn(shape, generator=generator)
-    return references + 0.3 * references.flip(1) + 0.1 * noise, references
+def leaky_noise(seconds: float, batch: int = 1) -> tuple[Tensor, Tensor]:
+    """Estimates and references (B, 2, T)."""
+    references = noise(batch, 2, int(seconds * RATE))
+    return leaky(references, 0.3) + noise(*references.shape, seed=1, level=0.01), references
 
 
 def step(
     mapss: MAPSS, seconds: float, lengths: tuple[int, ...] | None = None, make: Any = MAPSSLoss
 ) -> tuple[Waits, Waits]:
     """The counts of a forward and of a backward pass with a prepared bank."""
-    estimates, references = signals(seconds, batch=len(lengths or (1,)))
+    estimates, references = leaky_noise(seconds, batch=len(lengths or (1,)))
     estimates.requires_grad_()
     if make is BleedLoss:
         references[:, 0, : references.shape[-1] // 2] = 0.0
@@ -101,7 +101,7 @@ def test_recomputed_chunks_read_no_more_and_unchecked_samples_two_less(
 
 
 def test_preparing_reads_a_few_values_more_for_each_length(mapss):
-    _, references = signals(0.6, batch=4)
+    _, references = leaky_noise(0.6, batch=4)
     counts = []
     for lengths in ((9600,) * 4, SEVERAL):
         with counted() as waits:
@@ -109,7 +109,7 @@ def test_preparing_reads_a_few_values_more_for_each_length(mapss):
         counts.append(waits.reads.total())
     default = MAPSS("mel")
     with counted() as batch_counts:
-        default.prepare(signals(0.5)[1])
+        default.prepare(leaky_noise(0.5)[1])
     # Three of them, of the taps of reverberation, are of tensors that are made on the CPU.
     assert 0 < batch_counts.reads.total() <= 15, batch_counts.lines
     assert counts[0] <= 14
@@ -130,7 +130,7 @@ def test_the_counter_counts():
 
 @pytest.mark.parametrize("settings", ["20MiB", 2**31])
 def test_memory_changes_no_score(settings):
-    estimates, references = signals(1.5)
+    estimates, references = leaky_noise(1.5)
     scores = small()(estimates, references)
     tight = small(memory=settings)(estimates, references)
     assert torch.equal(scores.active, tight.active)
@@ -176,51 +176,61 @@ def test_the_limit_of_a_container_counts(line, folder, names, used, tmp_path, mo
     for name, value in zip(names, (2**28, 2**27)):
         (root / folder / name).write_text(f"{value}\n")
     (root / folder / "memory.stat").write_text(f"anon 5\n{used} {2**26}\n")
-    monkeypatch.setattr(memory, "_GROUPS", str(groups))
-    monkeypatch.setattr(memory, "_CGROUP", str(root))
+    monkeypatch.setattr(memory, "PROCESS_GROUPS", str(groups))
+    monkeypatch.setattr(memory, "GROUPS_FOLDER", str(root))
     assert memory.free_memory() == 2**28 - 2**27 + 2**26
     assert budget(None, torch.empty(0)).embeddings == (2**27 + 2**26) // 8
     (root / folder / names[0]).write_text("max\n")
     assert memory.free_memory() > 2**28
 
 
-def without_memory(*arguments: object) -> None:
+class Failing(MelEncoder):
+    """An encoder whose computation ends in ``failure``."""
+
+    def __init__(self, failure: Callable[[], None]) -> None:
+        super().__init__()
+        self.failure = failure
+
+    def _encode(self, flat: Tensor) -> Tensor:
+        self.failure()
+        return super()._encode(flat)
+
+
+def without_memory() -> None:
     raise torch.OutOfMemoryError("2 GiB wanted")
 
 
-def too_large_for_any_memory(*arguments: object) -> None:
+def too_large_for_any_memory() -> None:
     torch.empty(2**60, dtype=torch.uint8, device="cpu")
 
 
-def too_large_for_numpy(*arguments: object) -> None:
+def too_large_for_numpy() -> None:
     np.empty(2**60, dtype=np.uint8)
 
 
 @pytest.mark.parametrize(
-    ("failing", "text"),
+    ("failure", "text"),
     [
         (without_memory, "2 GiB wanted"),
         (too_large_for_any_memory, "llocat"),
         (too_large_for_numpy, "llocat"),
     ],
 )
-def test_out_of_memory_says_what_helps(failing, text, monkeypatch):
-    mapss = MAPSS("mel")
-    monkeypatch.setattr(MelEncoder, "_encode", failing)
+def test_out_of_memory_error_names_remedies(failure, text):
+    mapss = MAPSS(Failing(failure))
     with pytest.raises(torch.OutOfMemoryError, match=text) as caught:
-        mapss(signals(0.5)[1], signals(0.5)[1])
+        mapss(leaky_noise(0.5)[1], leaky_noise(0.5)[1])
     for remedy in ("memory=", "segment="):
         assert str(caught.value).count(remedy) == 1
 
 
-def test_other_errors_pass_as_they_are(monkeypatch):
-    def failing(*arguments: object) -> None:
+def test_other_errors_pass_as_they_are():
+    def mismatched() -> None:
         raise RuntimeError("shapes do not match")
 
-    mapss = MAPSS("mel")
-    monkeypatch.setattr(MelEncoder, "_encode", failing)
+    mapss = MAPSS(Failing(mismatched))
     with pytest.raises(RuntimeError, match=r"^shapes do not match$"):
-        mapss(signals(0.5)[1], signals(0.5)[1])
+        mapss(leaky_noise(0.5)[1], leaky_noise(0.5)[1])
 
 
 def test_the_least_memory_prepares_many_sources_in_segments():
@@ -231,7 +241,7 @@ def test_the_least_memory_prepares_many_sources_in_segments():
 
 
 def test_a_copy_to_the_cpu_is_awaited(monkeypatch):
-    bank = MAPSS("mel").prepare(signals(0.5)[1], measures="decomposition")
+    bank = MAPSS("mel").prepare(leaky_noise(0.5)[1], measures="decomposition")
     original, asked = torch.Tensor.to, set()
 
     def noted(self: torch.Tensor, *arguments: object, **options: object) -> torch.Tensor:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import bursts
 import pytest
+import small_scorers
 import torch
-from bursts import RATE, leaky, voices
 from checkpoints import write_checkpoint, write_whisper
 from torch import Tensor
+from waveforms import RATE, impaired, voices
 
 from torch_mapss import MAPSS, DistortionBank, ReferenceBank
 from torch_mapss.encoders import load_encoder
@@ -21,7 +21,7 @@ LENGTHS = (5600, 5033, 4600)
 FIELDS = ("ps", "pm", "log_pm", "attributed_distance", "foreign_distance")
 
 
-small = functools.partial(bursts.small, size=8)
+small = functools.partial(small_scorers.small, size=8)
 
 
 def alone(mapss: MAPSS, estimates: Tensor, references: Tensor, lengths: Sequence[int]) -> list[Any]:
@@ -60,14 +60,14 @@ def test_scores_and_gradients_are_those_of_each_alone(tmp_path, name):
     else:
         mapss = small(name if name in ("mel", "waveform") else transformer(tmp_path, name))
     references = voices(3, samples=5600).double()
-    estimates = leaky(references)
+    estimates = impaired(references)
     for item, length in enumerate(LENGTHS):
         estimates[item, :, length:] = torch.nan  # padding may hold anything
     scores = mapss(estimates.requires_grad_(), references, lengths=LENGTHS)
     (scores.ps.sum() - scores.log_pm.sum()).backward()
     gradients = []
     for k, n in enumerate(LENGTHS):
-        estimate = leaky(references)[k : k + 1, :, :n].requires_grad_()
+        estimate = impaired(references)[k : k + 1, :, :n].requires_grad_()
         item_scores = mapss(estimate, references[k : k + 1, :, :n])
         (item_scores.ps.sum() - item_scores.log_pm.sum()).backward()
         difference = (estimates.grad[k, :, :n] - estimate.grad[0]).norm()
@@ -85,7 +85,7 @@ def test_members_that_are_missing_in_some_lengths():
     time = torch.arange(5600) / RATE
     tone = torch.sin(2 * torch.pi * 440 * time) * (1 + 0.5 * torch.sin(11 * time))
     references[1] = torch.stack([tone, tone.flip(0).roll(9)])
-    estimates = leaky(references)
+    estimates = impaired(references)
     batch_scores = mapss(estimates, references, lengths=LENGTHS)
     counts = [
         g.encoded["match"].distortions.shape[2] for g in mapss.prepare(references, LENGTHS).groups
@@ -105,7 +105,7 @@ def test_silent_and_inactive_sources_among_other_lengths():
     references = voices(3, samples=5600)
     references[1, 0] = 0.0  # silent throughout: no frame is scored
     references[2, 1, :2000] = 0.0  # inactive at first
-    estimates = leaky(references)
+    estimates = impaired(references)
     estimates[0, 0] = 0.0  # a silent estimate of an active source is scored
     with pytest.warns(UserWarning, match=r"mixtures \[1\] have no frame"):
         batch_scores = mapss(estimates, references, lengths=LENGTHS)

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from bursts import RATE, Counting, bursts, leaky, small
 from checkpoints import write_checkpoint
+from small_scorers import Counting, small
 from torch import Tensor
+from waveforms import RATE, bursts, impaired
 
 from torch_mapss import MAPSS, DistortionBank, ReferenceBank
 from torch_mapss.pipeline.copies import shared_banks
@@ -38,9 +39,9 @@ def test_names_of_measures():
 
 
 @pytest.mark.parametrize("segment", [None, 1.0])
-def test_each_measure_alone_is_what_it_is_beside_the_others(segment):
+def test_each_measure_alone_has_the_same_scores(segment):
     references = bursts(1.5, sources=3)
-    estimates = leaky(references)
+    estimates = impaired(references)
     mapss = small(segment=segment, size=4)
     scores = mapss(estimates, references)
     assert scores.measures == tuple(MEASURES)
@@ -87,13 +88,13 @@ def test_decomposition_alone_loads_no_weights(monkeypatch):
     references = bursts(0.6)
     mapss = MAPSS(local_files_only=True, cache_dir="/nonexistent")
     key = mapss.key
-    scores = mapss(leaky(references), references, measures=("decomposition", "bleed"))
+    scores = mapss(impaired(references), references, measures=("decomposition", "bleed"))
     assert scores.active.any()
     assert mapss.key == key
     assert mapss.describe()["encoder"]["checkpoint"] == "facebook/wav2vec2-large-lv60"
     assert "wav2vec2-large" in repr(mapss)
     with pytest.raises(OSError, match="wav2vec2-large"):
-        mapss(leaky(references), references, measures="separation")
+        mapss(impaired(references), references, measures="separation")
     for wrong in ({"encoder": "wav2vec9"}, {"decomposition_encoder": "none such"}):
         with pytest.raises(ValueError, match="encoder"):
             MAPSS(**wrong)
@@ -114,10 +115,10 @@ def test_frames_of_a_checkpoint_are_known_without_its_weights(tmp_path):
         file.unlink()
     mapss = MAPSS(tmp_path, layer=1)
     references = bursts(0.6)
-    assert mapss(leaky(references), references, measures=("decomposition", "bleed")).active.any()
+    assert mapss(impaired(references), references, measures=("decomposition", "bleed")).active.any()
     assert (mapss.describe(), mapss.key) == loaded
     with pytest.raises(ValueError, match=r"has no model\.safetensors"):
-        mapss(leaky(references), references)
+        mapss(impaired(references), references)
 
 
 def test_a_time_that_a_measure_does_not_take_is_refused_at_once():
@@ -130,10 +131,10 @@ def test_a_bank_serves_the_measures_it_was_prepared_for():
     references = bursts(0.6)
     mapss = small()
     bank = mapss.prepare(references, measures=("decomposition", "match"))
-    scores = mapss(leaky(references), bank)
+    scores = mapss(impaired(references), bank)
     assert scores.measures == ("decomposition", "match", "bleed")
     with pytest.raises(ValueError, match="'separation'"):
-        mapss(leaky(references), bank, measures="separation")
+        mapss(impaired(references), bank, measures="separation")
     with pytest.raises(ValueError, match="measures"):
         ReferenceBank.join([bank, mapss.prepare(references)])
     lines = repr(bank).split("\n")
@@ -158,8 +159,8 @@ def test_bounds_of_all_measures_bring_the_scores_of_the_same_maps(convention):
     references = bursts(0.8)
     mapss = small(convention=convention)
     bank = mapss.prepare(references)
-    all_bounds = mapss.bounds(leaky(references), bank, frames=8)
-    scores = mapss(leaky(references), bank, frames=8)
+    all_bounds = mapss.bounds(impaired(references), bank, frames=8)
+    scores = mapss(impaired(references), bank, frames=8)
     for field, words in (
         ("bleed_db", "field must be one of"),
         ("nonsense", "field must be one of"),
@@ -169,7 +170,7 @@ def test_bounds_of_all_measures_bring_the_scores_of_the_same_maps(convention):
     with pytest.raises(ValueError, match="field must be one of"):
         scores.of("nonsense")
     with pytest.raises(ValueError, match="were not computed"):
-        mapss.bounds(leaky(references), bank, measures="match", frames=3).of("ps")
+        mapss.bounds(impaired(references), bank, measures="match", frames=3).of("ps")
     for field in ("clearance", "fidelity", "ps", "pm"):
         torch.testing.assert_close(getattr(all_bounds.scores, field), getattr(scores, field))
         bounds = all_bounds.of(field)
@@ -179,17 +180,17 @@ def test_bounds_of_all_measures_bring_the_scores_of_the_same_maps(convention):
         assert not bounds.tail[~defined].any()
         assert bounds.tail.amin() == 0.0 < bounds.tail.amax()
     assert not all_bounds.clearance.radius.any()
-    alone = mapss.bounds(leaky(references), bank, measures="decomposition", frames=8)
+    alone = mapss.bounds(impaired(references), bank, measures="decomposition", frames=8)
     assert alone.ps is None
     torch.testing.assert_close(alone.fidelity, all_bounds.fidelity)
-    derived_bounds = mapss.bounds(leaky(references), bank, convention="derived")
+    derived_bounds = mapss.bounds(impaired(references), bank, convention="derived")
     assert (derived_bounds.scores is None) == (convention == "reference")
 
 
 def test_gradients_of_all_measures():
     references = bursts(0.6, sources=3).double()
     references[0, 3000:6000] = 0.0
-    estimates = leaky(references).requires_grad_()
+    estimates = impaired(references).requires_grad_()
     scores = small()(estimates, references)
     for field in (*FIELDS, "distortion_ratio", "bleed_db"):
         values = scores.of(field)[scores.defined(field)]

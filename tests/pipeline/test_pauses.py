@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from bursts import RATE, bursts, leaky, noise, small, voices
+from small_scorers import small
 from torch import Tensor
+from waveforms import RATE, bursts, impaired, noise, voices
 
 from torch_mapss import MAPSS, BleedLoss, DecompositionLoss
 from torch_mapss import functional as F
@@ -31,7 +32,7 @@ def pausing(seconds: float = 5.0, plays: float = 1.5) -> tuple[Tensor, Tensor]:
     return references, torch.where(later, references[1], 0.0)
 
 
-def test_what_leaks_into_a_pause_lowers_clearance_and_nothing_else():
+def test_leakage_in_a_pause_lowers_only_clearance():
     references, others_in_pause = pausing()
     mapss = pair()
     clearance, bleed = [], []
@@ -70,7 +71,7 @@ def test_the_paper_s_measures_take_the_same_gain_as_an_option():
 @pytest.mark.parametrize("sources", [2, 3])
 def test_frames_of_pauses_are_those_of_the_functional_stage(sources):
     references = bursts(1.2, sources=sources)
-    estimates = leaky(references)
+    estimates = impaired(references)
     mapss = pair()
     bank = mapss.prepare(references)
     scores = mapss(estimates, bank)
@@ -96,12 +97,12 @@ def test_frames_of_pauses_are_those_of_the_functional_stage(sources):
 def test_a_source_that_is_silent_throughout_has_neither():
     references = bursts(1.0, sources=3)
     references[1] = 0.0
-    scores = pair()(leaky(references), references)
+    scores = pair()(impaired(references), references)
     for field in ("clearance", "fidelity", "bleed_db"):
         assert scores.defined(field).any(-1)[0].tolist() == [True, False, True]
     references[2] = 0.0
     with pytest.warns(UserWarning, match="no frame in which two sources"):
-        alone = pair()(leaky(references), references)
+        alone = pair()(impaired(references), references)
     assert not alone.defined("clearance").any()
 
 
@@ -110,11 +111,11 @@ def test_sources_that_never_play_together_have_clearance_alone():
     half = references.shape[-1] // 2
     references[0, half - 400 :] = references[1, : half + 400] = 0.0
     with pytest.warns(UserWarning, match="except for clearance and bleed"):
-        utterance = pair()(leaky(references), references).utterance()
+        utterance = pair()(impaired(references), references).utterance()
     assert utterance.fidelity.isnan().all()
     assert (utterance.clearance < 1.0).all()
     loss = DecompositionLoss(pair())
-    estimates = leaky(references).unsqueeze(0).requires_grad_()
+    estimates = impaired(references).unsqueeze(0).requires_grad_()
     loss(estimates, references.unsqueeze(0)).backward()
     assert estimates.grad.abs().sum() > 0.0
 
@@ -122,7 +123,7 @@ def test_sources_that_never_play_together_have_clearance_alone():
 @pytest.mark.parametrize("segment", [None, 1.0])
 def test_alone_padded_and_in_segments(segment):
     references = torch.stack([bursts(2.3), bursts(2.3, seed=4)])
-    estimates = leaky(references)
+    estimates = impaired(references)
     lengths = [36_800, 24_100]
     batch = pair(segment=segment)(estimates, references, lengths=lengths)
     alone = pair()(estimates[1:, :, :24_100], references[1:, :, :24_100])
@@ -137,17 +138,17 @@ def test_alone_padded_and_in_segments(segment):
 def test_drawn_frames_are_of_all_that_a_measure_scores():
     references = bursts(2.0)
     mapss = small()
-    drawn = mapss(leaky(references), references, frames=20)
+    drawn = mapss(impaired(references), references, frames=20)
     assert int(drawn.defined("clearance").any(1).sum()) == 20
     assert 0 < int(drawn.active.any(1).sum()) < 20
-    paper = mapss(leaky(references), references, measures="separation", frames=20)
+    paper = mapss(impaired(references), references, measures="separation", frames=20)
     assert int(paper.active.any(1).sum()) == 20
 
 
-def test_target_alone_is_what_it_is_beside_the_other():
+def test_target_alone_has_the_same_scores():
     references = bursts(1.0)
-    of_both = pair()(leaky(references), references)
-    target = pair()(leaky(references)[1:], references, attributed=(1,))
+    of_both = pair()(impaired(references), references)
+    target = pair()(impaired(references)[1:], references, attributed=(1,))
     near(target.clearance[:, 0], of_both.clearance[:, 1])
     assert torch.equal(target.defined("clearance")[:, 0], of_both.defined("clearance")[:, 1])
 
@@ -222,9 +223,9 @@ def test_bleed_of_the_reference_is_the_floor_and_softer_pauses_are_no_gain():
 def test_half_widths_of_utterances_are_those_of_the_functional_stage():
     references = torch.stack([bursts(1.0), bursts(1.0, seed=2)])
     lengths = [16_000, 12_000]
-    bounds = pair().bounds(leaky(references), references, 0.9, lengths=lengths)
-    alone = pair().bounds(leaky(references)[1:, :, :12_000], references[1:, :, :12_000], 0.9)
-    segments = pair(segment=1.0).bounds(leaky(references)[:1], references[:1], 0.9)
+    bounds = pair().bounds(impaired(references), references, 0.9, lengths=lengths)
+    alone = pair().bounds(impaired(references)[1:, :, :12_000], references[1:, :, :12_000], 0.9)
+    segments = pair(segment=1.0).bounds(impaired(references)[:1], references[:1], 0.9)
     for name in ("utterance_clearance", "utterance_fidelity"):
         tail = getattr(bounds, name).tail
         assert tail.shape == (2, 2)
@@ -232,5 +233,5 @@ def test_half_widths_of_utterances_are_those_of_the_functional_stage():
         near(tail[1:], getattr(alone, name).tail)
         near(tail[:1], getattr(segments, name).tail, rtol=1e-3, atol=1e-5)
         doubled = references.repeat(1, 1, 2)  # twice as long: the error does not shrink
-        longer = getattr(pair().bounds(leaky(doubled), doubled, 0.9), name).tail
+        longer = getattr(pair().bounds(impaired(doubled), doubled, 0.9), name).tail
         assert float(longer[0, 0] / tail[0, 0]) == pytest.approx(1.0, abs=0.25)

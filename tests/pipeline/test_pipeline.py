@@ -6,13 +6,14 @@ import copy
 import functools
 import pickle
 
-import bursts
 import pytest
+import small_scorers
 import torch
 import torch_settings
-from bursts import RATE, Counting, assert_scores_equal, leaky, voices
 from separations import python
+from small_scorers import Counting, assert_scores_equal
 from torch import Tensor
+from waveforms import RATE, bursts, impaired, voices
 
 from torch_mapss import (
     MAPSS,
@@ -28,7 +29,7 @@ from torch_mapss.encoders import MelEncoder, mel_on_grid
 from torch_mapss.pipeline.copies import sums_of_others
 from torch_mapss.pipeline.measures import MEASURES
 
-small = functools.partial(bursts.small, size=10)
+small = functools.partial(small_scorers.small, size=10)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def test_identical_estimates_score_best(mapss):
     assert ((utterance.ps_pesq > 1.085) & (utterance.ps_pesq < 1.315)).all()
     previous = utterance.ps
     for amount in (0.1, 0.5, 1.0):
-        ps = mapss(leaky(references, amount), references).utterance().ps
+        ps = mapss(impaired(references, amount), references).utterance().ps
         assert (ps < previous).all()
         previous = ps
 
@@ -63,7 +64,7 @@ def test_every_waveform_is_encoded_once():
     distorted += 4 * match.distortions.shape[2] if match.mask is None else int(match.mask.sum())
     assert encoder.waveforms == 4 + distorted
     encoder.waveforms = 0
-    estimates = leaky(references, 0.3)
+    estimates = impaired(references, 0.3)
     scores = mapss(estimates, bank)
     assert encoder.waveforms == 4
     assert_scores_equal(scores, mapss(estimates, references), rtol=0, atol=0)
@@ -71,7 +72,7 @@ def test_every_waveform_is_encoded_once():
 
 def test_a_random_subset_of_frames(mapss):
     references = voices(2)
-    estimates = leaky(references, 0.3)
+    estimates = impaired(references, 0.3)
     all_frames = mapss(estimates, references)
     drawn_frames = mapss(
         estimates, references, frames=9, generator=torch.Generator().manual_seed(1)
@@ -111,7 +112,7 @@ def test_loudness_is_that_asked_for():
 
 def test_same_seed_same_bits_and_the_global_generator_is_left_alone():
     references = voices()
-    estimates = leaky(references, 0.3)
+    estimates = impaired(references, 0.3)
     before = torch.random.get_rng_state()
     scores = small(seed=3)(estimates, references)
     assert torch.equal(before, torch.random.get_rng_state())
@@ -131,7 +132,7 @@ def test_same_seed_same_bits_and_the_global_generator_is_left_alone():
 
 def test_integer_half_and_mixed_types(mapss):
     references = voices()
-    estimates = leaky(references, 0.3)
+    estimates = impaired(references, 0.3)
     expected = mapss(estimates, references)
     pcm = [(x / 4 * 32768).round().to(torch.int16) for x in (estimates, references)]
     torch.testing.assert_close(mapss(*pcm).ps, expected.ps, rtol=0, atol=2e-2)
@@ -147,7 +148,7 @@ def test_integer_half_and_mixed_types(mapss):
 
 def test_align_polarity():
     references = voices()
-    estimates = leaky(references, 0.2)
+    estimates = impaired(references, 0.2)
     waveform = small("waveform", align_polarity=True)
     flipped = estimates * torch.tensor([1.0, -1.0])[:, None]
     assert_scores_equal(waveform(flipped, references), waveform(estimates, references))
@@ -172,7 +173,7 @@ def test_no_encoder_in_the_state_and_copies_work():
     assert mapss.state_dict() == {}
     assert list(mapss.parameters()) == []
     references = voices()
-    estimates = leaky(references, 0.3)
+    estimates = impaired(references, 0.3)
     expected = mapss(estimates, references)
     for duplicate in (copy.deepcopy(mapss), pickle.loads(pickle.dumps(mapss))):
         assert duplicate.key == mapss.key
@@ -182,7 +183,7 @@ def test_no_encoder_in_the_state_and_copies_work():
 
 def test_two_encoders_share_their_frames():
     references = voices()
-    estimates = leaky(references, 0.3)
+    estimates = impaired(references, 0.3)
     mixed = small(MelEncoder(context=1, floor=1e-3), match_encoder=MelEncoder())
     scores = mixed(estimates, references)
     alone = small(MelEncoder())(estimates, references)
@@ -223,14 +224,14 @@ def test_a_source_with_too_few_distortions_is_refused():
 
 def test_trim_equals_trimming_by_hand():
     references = voices()
-    estimates = leaky(references, 0.3)[..., :-1]
+    estimates = impaired(references, 0.3)[..., :-1]
     scores = small(trim=True)(estimates, references)
     assert_scores_equal(scores, small()(estimates, references[..., :-1]), rtol=0, atol=0)
     with pytest.raises(ValueError, match="prepare it anew"):
         small(trim=True)(estimates, small(trim=True).prepare(references))
 
 
-def test_what_a_call_asks_for_is_refused_before_anything_is_prepared(monkeypatch):
+def test_arguments_are_checked_before_anything_is_prepared(monkeypatch):
     monkeypatch.setattr(DistortionBank, "measure", None)
     references = voices()
     few = small(match_bank=DistortionBank("match", size=1), measures="bleed")
@@ -262,7 +263,7 @@ def test_scores_and_bounds_are_those_of_the_functional_stage(
     mapss, measure, field, function, errors
 ):
     references = voices(sources=3, seed=1)
-    estimates = leaky(references, 0.4)
+    estimates = impaired(references, 0.4)
     bank = mapss.prepare(references, measures=measure)
     scores, mapss_bounds = mapss(estimates, bank), mapss.bounds(estimates, bank, confidence=0.8)
     group, embedded = bank.groups[0], bank.groups[0].encoded[measure]
@@ -300,13 +301,13 @@ def test_options_of_bounds_are_checked(mapss):
         mapss.bounds(references, torch.zeros_like(references))
 
 
-def test_a_device_without_float64_gets_none(monkeypatch):
+def test_device_without_float64_receives_no_float64(monkeypatch):
     """The CPU made to pass for one: what comes back onto it is float32, and close."""
     references = voices(2)
-    estimates = leaky(references, 0.3)
+    estimates = impaired(references, 0.3)
     expected = small(activity=0.3)(estimates, references)
     reference = audio.frame_rms(references, 400, 320)
-    monkeypatch.setattr(devices, "_WITHOUT_FLOAT64", ("cpu",))
+    monkeypatch.setattr(devices, "WITHOUT_FLOAT64", ("cpu",))
     scores = small(activity=0.3)(estimates, references)
     assert scores.times.dtype == torch.float32
     assert audio.frame_rms(references, 400, 320).dtype == torch.float32
@@ -318,10 +319,10 @@ def test_a_device_without_float64_gets_none(monkeypatch):
     assert devices.working_device(torch.device("cuda")).type == "cuda"
 
 
-def test_dimensions_are_told_and_capped():
+def test_dimensions_are_reported_and_capped():
     references = voices(2)
     references[1, 1, :2000] = 0.0  # frames with one active source
-    estimates = leaky(references, 0.3)
+    estimates = impaired(references, 0.3)
     scores = small()(estimates, references)
     for dimension in (scores.separation_dimension, scores.match_dimension):
         assert dimension.shape == (2, scores.ps.shape[-1])
@@ -343,8 +344,8 @@ def test_dimensions_are_told_and_capped():
 @pytest.mark.parametrize("options", [{}, {"sample_rate": 24000, "segment": 1.0}, {"seed": 1}])
 def test_defaults_of_torch_change_no_call(defaults, options):
     """Lengths, quantiles and constants do not follow what Lightning sets around every step."""
-    references = bursts.bursts(1.7).unsqueeze(0)
-    estimates = leaky(references, 0.3)
+    references = bursts(1.7).unsqueeze(0)
+    estimates = impaired(references, 0.3)
     mapss = small(align_polarity=True, **options)
 
     def called():
@@ -394,8 +395,8 @@ class Linear(torch.nn.Module):
 def test_gradients_reach_the_estimates_and_nothing_else():
     encoder = Linear()
     references = voices().requires_grad_()
-    estimates = leaky(references.detach()).requires_grad_()
-    MAPSSLoss(bursts.small(encoder, size=6))(estimates, references).backward()
+    estimates = impaired(references.detach()).requires_grad_()
+    MAPSSLoss(small_scorers.small(encoder, size=6))(estimates, references).backward()
     assert references.grad is None
     assert estimates.grad.abs().sum() > 0.0
     assert all(parameter.grad is None for parameter in encoder.parameters())

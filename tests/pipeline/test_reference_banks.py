@@ -6,10 +6,11 @@ import copy
 import functools
 from concurrent.futures import ThreadPoolExecutor
 
-import bursts
 import pytest
+import small_scorers
 import torch
-from bursts import assert_scores_equal, leaky, voices
+from small_scorers import assert_scores_equal
+from waveforms import impaired, voices
 
 from torch_mapss import (
     MAPSS,
@@ -21,7 +22,7 @@ from torch_mapss.distortions import Distortion
 from torch_mapss.distortions.reference_features import scaled_amplitude
 from torch_mapss.encoders import MelEncoder
 
-small = functools.partial(bursts.small, size=10)
+small = functools.partial(small_scorers.small, size=10)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def mapss() -> MAPSS:
 
 def test_banks_are_joined_saved_and_loaded(mapss, tmp_path):
     references = voices(3)
-    estimates = leaky(references, 0.3)
+    estimates = impaired(references, 0.3)
     banks = [mapss.prepare(references[b]) for b in range(2)]
     banks.append(mapss.prepare(references[2, :, :6000]))
     joined = ReferenceBank.join(banks)
@@ -109,7 +110,9 @@ def test_a_bank_made_in_inference_mode_serves_in_training(tmp_path):
         read = ReferenceBank.load(tmp_path / "bank.pt")
         made = bank.recombined([[0, 0]]), ReferenceBank.join([bank, bank]), read
     for own_bank in (bank, *made):
-        estimates = leaky(references, 0.3).expand(own_bank.batch, -1, -1).clone().requires_grad_()
+        estimates = (
+            impaired(references, 0.3).expand(own_bank.batch, -1, -1).clone().requires_grad_()
+        )
         MatchLoss(mapss)(estimates, own_bank).backward()
         assert estimates.grad.abs().sum() > 0
 

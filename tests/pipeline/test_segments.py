@@ -6,12 +6,12 @@ import functools
 from pathlib import Path
 from typing import Any
 
-import bursts as made
 import pytest
+import small_scorers
 import torch
-from bursts import RATE, bursts, leaky
 from checkpoints import write_checkpoint, write_whisper
 from torch import Tensor
+from waveforms import RATE, bursts, impaired
 
 from torch_mapss import MAPSS, DistortionBank, ReferenceBank, Scores
 from torch_mapss.audio.loudness import Meter, at_loudness, metered
@@ -21,7 +21,7 @@ from torch_mapss.pipeline import segments
 from torch_mapss.pipeline.bank import LongClip
 from torch_mapss.pipeline.copies import CopyPlan
 
-small = functools.partial(made.small, size=6)
+small = functools.partial(small_scorers.small, size=6)
 NAMES = ("ps", "pm", "log_pm", "attributed_distance", "foreign_distance")
 
 
@@ -42,7 +42,7 @@ def assert_alike(a: object, b: object) -> None:
 @pytest.mark.parametrize("encoder", ["mel", "waveform"])
 def test_segments_score_as_the_whole(encoder):
     references = bursts(2.9)
-    estimates = leaky(references)
+    estimates = impaired(references)
     in_one_piece = small(encoder)(estimates, references, frames=24)
     segmented = small(encoder, segment=1.2)
     bank = segmented.prepare(references)
@@ -53,7 +53,7 @@ def test_segments_score_as_the_whole(encoder):
 
 def test_bounds_attribution_and_polarity_in_segments():
     references = bursts(3.2, sources=3)
-    estimates = -leaky(references)[[2, 0]]
+    estimates = -impaired(references)[[2, 0]]
     options = {"align_polarity": True}
     kept = {"attributed": (2, 0), "frames": 16}
     bounds = small(**options).bounds(estimates, references, **kept)
@@ -69,7 +69,7 @@ def test_bounds_attribution_and_polarity_in_segments():
 
 def test_long_and_short_clips_of_a_batch_at_another_rate():
     references = torch.stack([bursts(1.7, seed=s, rate=24000) for s in range(3)])
-    estimates = leaky(references)
+    estimates = impaired(references)
     lengths = (36017, 23000, 36017)
     options = {"sample_rate": 24000, "size": 6}
     in_one_piece = small(**options)(estimates, references, lengths=lengths)
@@ -84,12 +84,12 @@ def test_one_measure_alone_and_drawn_frames():
     mapss = small(segment=1.0)
     bank = mapss.prepare(references)
     paper = ("separation", "match")  # neither scores pauses, so both draw of the same frames
-    of_both = mapss(leaky(references), bank, measures=paper, frames=30)
-    ps = mapss(leaky(references), references, measures="separation", frames=30)
+    of_both = mapss(impaired(references), bank, measures=paper, frames=30)
+    ps = mapss(impaired(references), references, measures="separation", frames=30)
     torch.testing.assert_close(ps.ps, of_both.ps)
     assert ps.pm is None
     seeds = [torch.Generator().manual_seed(seed) for seed in (1, 1, 2)]
-    drawn = [mapss(leaky(references), bank, frames=9, generator=seed) for seed in seeds]
+    drawn = [mapss(impaired(references), bank, frames=9, generator=seed) for seed in seeds]
     assert torch.equal(drawn[0].active, drawn[1].active)
     assert not torch.equal(drawn[0].active, drawn[2].active)
     assert int((drawn[0].active | drawn[0].defined("clearance")).any(1).sum()) == 9
@@ -115,7 +115,7 @@ class Counting:
 
 def test_systems_share_one_pass():
     references = bursts(2.4)
-    systems = [leaky(references), references + 0.1 * bursts(2.4, seed=3)]
+    systems = [impaired(references), references + 0.1 * bursts(2.4, seed=3)]
     encoder = Counting()
     mapss = small(encoder, segment=1.0)
     bank = mapss.prepare(references)
@@ -138,11 +138,11 @@ def test_systems_share_one_pass():
 def test_an_encoder_with_attention_receives_a_segment_and_a_second():
     encoder = Counting()
     references = bursts(5.0)
-    tight = small(encoder, segment=1.5, memory=2**24)(leaky(references), references, frames=20)
+    tight = small(encoder, segment=1.5, memory=2**24)(impaired(references), references, frames=20)
     longest = max(length for _, length in encoder.shapes)
     assert 2.9 * RATE < longest <= 3.5 * RATE + 400
     # The blocks of a segment are cut out of one and the same: memory changes no context.
-    roomy = small(Counting(), segment=1.5)(leaky(references), references, frames=20)
+    roomy = small(Counting(), segment=1.5)(impaired(references), references, frames=20)
     torch.testing.assert_close(roomy.ps, tight.ps, rtol=1e-4, atol=1e-5)
 
 
@@ -176,7 +176,7 @@ def limited(**options: Any) -> MAPSS:
 def test_the_longest_segment_fits_the_encoder_with_its_context(frames, segment):
     """Of 50 frames a segment, where the middle ones have a second on each side."""
     references = bursts(frames * 320 / RATE + 0.015)
-    scores = limited(segment=segment)(leaky(references), references, frames=30)
+    scores = limited(segment=segment)(impaired(references), references, frames=30)
     assert scores.ps.shape[-1] == frames
     assert scores.active.any()
 
@@ -188,22 +188,22 @@ def test_excerpts_longer_than_an_encoder_accepts_are_split(segment):
     bank = scorer.prepare(references, excerpts=[(16_000, 96_000)])
     done: list[tuple[int, int]] = []
     (scores,) = scorer.score_systems(
-        [leaky(references)], bank, on_segment=lambda *progress: done.append(progress)
+        [impaired(references)], bank, on_segment=lambda *progress: done.append(progress)
     )
     inside = (scores.times > 1.1) & (scores.times < 5.9)
-    complete = limited()(leaky(references), references)
+    complete = limited()(impaired(references), references)
     assert torch.equal(scores.active[..., inside], complete.active[..., inside])
     assert done[-1] == (6, 6)
 
 
-def test_what_is_too_long_is_told_a_way_out_that_helps():
+def test_error_for_long_clips_names_a_remedy_that_works():
     references = bursts(4.0)
     with pytest.raises(ValueError, match=r"accepts at most 3 s.*segment=\"auto\"") as refusal:
         limited(segment=None)(references, references)
     with pytest.raises(ValueError, match="accepts at most 3 s") as refusal_of_encoder:
         Limited()(references)
     assert str(refusal.value).split("has")[1] == str(refusal_of_encoder.value).split("has")[1]
-    assert limited()(leaky(references), references).active.any()
+    assert limited()(impaired(references), references).active.any()
 
 
 def test_encoders_that_are_too_short_for_segments_score_whole_clips():
@@ -213,7 +213,7 @@ def test_encoders_that_are_too_short_for_segments_score_whole_clips():
     with pytest.raises(ValueError, match=r"segment must be None .*at most 2 s"):
         MAPSS(Limited(2.0), measures="separation", segment=1.0)
     with torch.no_grad():
-        assert whole(leaky(references), references, frames=3).active.any()
+        assert whole(impaired(references), references, frames=3).active.any()
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e18])
@@ -225,7 +225,7 @@ def test_embeddings_of_any_scale_are_scored_in_segments_as_whole(scale):
             return scale * waves.unfold(-1, 400, 320)[..., ::16]
 
     references = bursts(2.4)
-    estimates = leaky(references)
+    estimates = impaired(references)
     scores = [
         small(Scaled(), decomposition_encoder=Scaled(), segment=segment)(estimates, references)
         for segment in (None, 1.0)
@@ -238,8 +238,8 @@ def test_embeddings_of_any_scale_are_scored_in_segments_as_whole(scale):
 def test_frames_with_bad_embeddings_are_left_out_alone():
     references = bursts(2.4)
     references[0, 30000:30100] = 3.0  # after normalisation still far above the rest
-    fine = small(Counting(), segment=1.0)(leaky(references), references)
-    bad = small(Counting(spoil=0.6), segment=1.0)(leaky(references), references)
+    fine = small(Counting(), segment=1.0)(impaired(references), references)
+    bad = small(Counting(spoil=0.6), segment=1.0)(impaired(references), references)
     lost = (fine.active & ~bad.active)[0].any(0).nonzero().flatten().tolist()
     assert lost
     assert all(30000 - 400 < 320 * frame < 30100 for frame in lost)
@@ -251,7 +251,7 @@ def test_frames_with_bad_embeddings_are_left_out_alone():
 def test_a_deferred_bank_is_moved_joined_saved_and_loaded(tmp_path):
     mapss = small(segment=1.0)
     references = torch.stack([bursts(2.2, seed=s) for s in range(2)])
-    estimates = leaky(references)
+    estimates = impaired(references)
     banks = [mapss.prepare(x) for x in references]
     joined = ReferenceBank.join(banks)
     assert [group.items for group in joined.groups] == [(0,), (1,)]
@@ -276,16 +276,16 @@ def test_a_deferred_bank_is_moved_joined_saved_and_loaded(tmp_path):
             bank.recombined([[0, 0]])
 
 
-def test_what_has_no_segments_is_refused(monkeypatch):
+def test_segments_are_refused_where_impossible(monkeypatch):
     references = bursts(3.0)
     mapss = small(segment=1.5)
     with monkeypatch.context() as patch:  # before anything is prepared
         patch.setattr(DistortionBank, "measure", None)
         with pytest.raises(ValueError, match="no gradient"):
-            mapss(leaky(references).requires_grad_(), references)
+            mapss(impaired(references).requires_grad_(), references)
     with torch.no_grad():
-        assert mapss(leaky(references).requires_grad_(), references).active.any()
-    short = leaky(references[:, :20000]).requires_grad_()
+        assert mapss(impaired(references).requires_grad_(), references).active.any()
+    short = impaired(references[:, :20000]).requires_grad_()
     mapss(short, references[:, :20000]).ps.sum().backward()  # a clip within one segment
     assert short.grad.abs().sum() > 0
     for wrong, error in (("long", TypeError), (0, ValueError), (0.2, ValueError), (-3, ValueError)):
@@ -299,7 +299,7 @@ def test_what_has_no_segments_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("level", [1.0, 1e-5, 30.0])
 @pytest.mark.parametrize("samples", [16000 * 3, 16000 * 3 + 517, 5000, 1600, 90])
-def test_the_meter_measures_in_pieces_what_the_whole_is(samples, level):
+def test_loudness_in_pieces_equals_the_whole(samples, level):
     waves = level * bursts(samples / RATE, sources=3)[:, :samples]
     waves[1] = 0
     waves[2, samples // 3] = 20 * level  # a peak that limits

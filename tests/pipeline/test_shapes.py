@@ -10,8 +10,9 @@ import re
 import numpy as np
 import pytest
 import torch
-from bursts import leaky, scores_of, small, voices
 from clouds import clouds
+from small_scorers import scores_of, small
+from waveforms import impaired, voices
 
 from torch_mapss import (
     MAPSS,
@@ -112,14 +113,14 @@ NO_ARRAYS = {
 
 @pytest.mark.parametrize("words", NO_ARRAYS)
 @pytest.mark.parametrize("argument_index", [0, 1])
-def test_what_is_no_plain_tensor_is_named(mapss, words, argument_index):
+def test_non_tensors_and_special_layouts_are_refused(mapss, words, argument_index):
     arguments = [voices(), voices()]
     arguments[argument_index] = NO_ARRAYS[words]
     refused(mapss, *arguments, "" if "|" in words else words)
 
 
 def test_strided_and_expanded_tensors_are_plain_ones(mapss):
-    references, estimates = voices(2), leaky(voices(2))
+    references, estimates = voices(2), impaired(voices(2))
     plain = scores_of(mapss, estimates, references)
     wide = torch.zeros(2, 2, 16000)
     wide[..., ::2] = references
@@ -191,7 +192,7 @@ def test_options_that_do_not_fit_are_named(mapss, name):
 
 
 @pytest.mark.parametrize("shares", [torch.ones(2), [1.0, 0.8], np.array([0.5, 1.0]), (1, 1)])
-def test_lengths_as_shares_of_the_longest_are_told_how_to_become_samples(mapss, shares):
+def test_error_for_fractional_lengths_says_how_to_convert(mapss, shares):
     for call in calls(mapss, lengths=shares):
         with pytest.raises(ValueError, match=r"lengths = \(shares \* T\)\.round\(\)\.long\(\)"):
             call()
@@ -214,7 +215,7 @@ def test_an_attribution_for_each_item_is_refused_with_a_way_out(mapss, attribute
 @pytest.mark.parametrize("make", [tuple, list, np.array, torch.tensor, iter])
 def test_attributions_of_any_integer_kind(mapss, make):
     references = voices()
-    estimates = leaky(references).flip(1)
+    estimates = impaired(references).flip(1)
     scores = mapss(estimates, references, make([1, 0]))
     near(scores.ps, mapss(estimates.flip(1), references).ps.flip(1))
 

@@ -6,8 +6,8 @@ import numpy as np
 import oracle_decomposition as oracle
 import pytest
 import torch
-from bursts import RATE, leaky, voices
 from torch import Tensor
+from waveforms import RATE, impaired, voices
 
 from torch_mapss import MAPSS, DistortionBank, audio
 from torch_mapss.audio.loudness import at_loudness, passing_blocks
@@ -19,7 +19,7 @@ LEVELS = torch.tensor([1.0, 0.5, 0.25])  # of the sources in the mixture
 def mixture(samples: int = 9600) -> tuple[Tensor, Tensor]:
     """References (3, T) at the levels of their mixture, and estimates."""
     references = LEVELS.unsqueeze(-1) * voices(1, 3, samples)[0]
-    return references, leaky(references, 0.4)
+    return references, impaired(references, 0.4)
 
 
 def test_the_sum_of_the_others_is_that_of_the_mixture():

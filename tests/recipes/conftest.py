@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from recipe_scripts import voice, write
+from recipe_scripts import write
+from waveforms import hum
 
 
 @pytest.fixture(scope="module")
@@ -14,7 +15,10 @@ def rated(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("rated")
     entries, lines = [], ["track,source,system,question,mean_rating,group"]
     for track in range(4):
-        pair = [voice(100.0 + 20 * track, track), voice(170.0 + 30 * track, 5 + track)]
+        pair = [
+            hum(100.0 + 20 * track, track),
+            hum(170.0 + 30 * track, 5 + track),
+        ]
         names = [f"t{track}_a.wav", f"t{track}_b.wav"]
         for name, wave in zip(names, pair):
             write(folder / name, wave)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import write_whisper
-from recipe_scripts import recipe, voice
+from recipe_scripts import recipe
+from waveforms import hum
 
 from torch_mapss.encoders import load_encoder
 
@@ -54,7 +55,7 @@ def test_a_random_twin_is_drawn_anew_and_alike(tmp_path, monkeypatch):
     monkeypatch.setitem(script.SHAPES, "whisper-tiny.en", ("whisper", small))
     folders = [script.main(["whisper-tiny.en", str(tmp_path / name)]) for name in "ab"]
     a, b = (load_encoder(str(folder), layer=1) for folder in folders)
-    wave = voice(120.0, 0)[None]
+    wave = hum(120.0, 0)[None]
     torch.testing.assert_close(a(wave), b(wave))
     assert a.sample_rate == 16000
 

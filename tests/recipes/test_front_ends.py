@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import random_whisper
-from recipe_scripts import recipe, voice, write
+from recipe_scripts import recipe, write
+from waveforms import hum
 
 from torch_mapss.encoders.mel import mel_on_grid
 from torch_mapss.evaluation import demo
@@ -43,13 +44,13 @@ def test_joined_encoders_have_equal_shares(whisper):
 
 def test_local_attention_does_not_see_far(whisper):
     toolkit, reach = recipe("toolkit"), recipe("front_ends").REACH
-    wave = torch.stack([voice(120.0, 0, 2.0), voice(120.0, 0, 2.0)])
-    wave[1, 24000:] += 0.1 * voice(200.0, 1, 0.5)  # from frame 75 on
+    wave = torch.stack([hum(120.0, 0, 2.0), hum(120.0, 0, 2.0)])
+    wave[1, 24000:] += 0.1 * hum(200.0, 1, 0.5)  # from frame 75 on
     plain, local = (toolkit.load(f"{whisper}@1{kind}")(wave) for kind in ("", ":local"))
     untouched = slice(0, 75 - reach - 2)
     assert float((plain[0] - plain[1])[untouched].abs().max()) > 1e-4
     torch.testing.assert_close(local[0, untouched], local[1, untouched], atol=1e-5, rtol=1e-4)
-    short = voice(120.0, 0, 0.15)[None]  # all within reach: the same encoder
+    short = hum(120.0, 0, 0.15)[None]  # all within reach: the same encoder
     same = [toolkit.load(f"{whisper}@1{kind}")(short) for kind in ("", ":local")]
     torch.testing.assert_close(*same, atol=1e-5, rtol=1e-4)
 
@@ -66,7 +67,7 @@ def test_layers_of_one_pass_are_those_of_encoders_of_their_own(whisper, monkeypa
         "hidden_states",
         lambda *call, original=hidden_states.hidden_states: passes.append(1) or original(*call),
     )
-    waves = torch.stack([voice(120.0, 0, 1.0), voice(180.0, 1, 1.0)])
+    waves = torch.stack([hum(120.0, 0, 1.0), hum(180.0, 1, 1.0)])
     one_pass.encoder.memory_budget = 1  # a chunk for each clip
     for name in names:
         embeddings = toolkit.load(name, shared=shared)(waves)
@@ -100,7 +101,7 @@ def test_the_page_on_losses_says_what_repeats_it(tmp_path):
 def test_a_separator_is_trained_under_several_encoders(whisper, tmp_path):
     for talker_index, talker in enumerate(("low", "high")):
         for take in range(2):
-            wave = voice(110.0 * (talker_index + 1) + 3 * take, 10 * talker_index + take, 1.0)
+            wave = hum(110.0 * (talker_index + 1) + 3 * take, 10 * talker_index + take, 1.0)
             write(tmp_path / "speech" / f"{talker}_{take}.wav", wave)
     script, layer = recipe("losses"), f"{whisper}@1"
     arguments = ["--speech", str(tmp_path / "speech"), "--out", str(tmp_path / "out")]

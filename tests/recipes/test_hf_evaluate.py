@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bursts import leaky, voices
+from waveforms import impaired, voices
 
 from torch_mapss import MAPSS, SourceScores
 
@@ -19,7 +19,7 @@ def test_it_gives_the_scores_of_the_library(tmp_path):
     expected = SourceScores(MAPSS("mel", measures=("decomposition", "bleed")))
     for seed, samples in enumerate((8000, 6400)):
         references = voices(1, 2, samples, seed)[0]
-        estimates = leaky(references)
+        estimates = impaired(references)
         metric.add(prediction=estimates.numpy(), reference=references.numpy())
         expected.update(estimates, references)
     means = {name: float(mean) for name, mean in expected.compute().items()}

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from recipe_scripts import recipe
-from separations import leaky, small_mapss, sources, write_all
+from separations import small_mapss, write_all
+from waveforms import leaky, tones
 
 from torch_mapss import evaluate
 from torch_mapss.evaluation.records import rows_of
@@ -18,7 +19,7 @@ scoring = recipe("toolkit_scoring")
 
 def test_speechbrain_batches():
     mapss = small_mapss()
-    targets = torch.stack([sources(2, 0.3, seed=k) for k in range(2)])
+    targets = torch.stack([tones(2, 0.3, seed=k) for k in range(2)])
     made = torch.stack([leaky(truth, 0.3) for truth in targets])
     rows = scoring.speechbrain_scores(made.mT.requires_grad_(), targets.mT, 16_000, mapss)
     for row, estimate, truth in zip(rows, made, targets):
@@ -37,7 +38,7 @@ def lists(folder: Path, kind: str, waves: dict[str, torch.Tensor]) -> list[str]:
 
 
 def test_espnet_lists(tmp_path):
-    truth = {f"utt{k}": sources(2, 0.3, seed=k) for k in range(2)}
+    truth = {f"utt{k}": tones(2, 0.3, seed=k) for k in range(2)}
     made = {key: leaky(waves, 0.2) for key, waves in truth.items()}
     made["utt1"] = made["utt1"].flip(0)  # comes in the other order
     arguments = ["--ref-scp", *lists(tmp_path, "ref", truth)]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from recipe_scripts import recipe, voice, write
+from recipe_scripts import recipe, write
+from waveforms import hum
 
 from torch_mapss import MAPSS, DistortionBank, FrameTrigger, ReferenceBank
 from torch_mapss.curriculum import Quantile
@@ -25,7 +26,7 @@ def speech(tmp_path_factory) -> Path:
     for talker_index, talker in enumerate(("low", "high")):
         for take in range(2):
             pitch = 110.0 * (talker_index + 1) + 3 * take
-            wave = voice(pitch, 10 * talker_index + take, 1.0)
+            wave = hum(pitch, 10 * talker_index + take, 1.0)
             write(folder / f"{talker}_{take}.wav", wave)
     return folder
 
@@ -135,7 +136,7 @@ def test_held_out_results_come_from_whole_banks(speech, tmp_path):
     assert separated["clearance"] > mixture["clearance"]
 
 
-def test_what_the_recipe_refuses(speech, tmp_path):
+def test_invalid_arguments_of_the_recipe_are_refused(speech, tmp_path):
     with pytest.raises(SystemExit, match="--target must be one of"):
         command.main(["--speech", str(speech), "--out", str(tmp_path), "--target", "bass"])
     with pytest.raises(SystemExit, match="at least two talkers"):
@@ -178,7 +179,7 @@ def test_a_network_of_another_rate_gives_signals_of_the_same_length(speech):
 def test_recombined_banks_score_as_banks_made_of_the_new_mixtures():
     banks = {f"{k}_bank": DistortionBank(k, size=8) for k in ("separation", "match")}
     mapss = MAPSS("mel", **banks)
-    slots = [(voice(100 + 40 * i, i, 0.5), voice(300 + 50 * i, 9 + i, 0.5)) for i in range(3)]
+    slots = [(hum(100 + 40 * i, i, 0.5), hum(300 + 50 * i, 9 + i, 0.5)) for i in range(3)]
     pairs = torch.stack([torch.stack(pair) for pair in slots])
     pairs[1, 1, :4000] = 0.0
     joined = ReferenceBank.join([mapss.prepare(pair[None]) for pair in pairs])

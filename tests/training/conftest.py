@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from bursts import voices
 from torch import Tensor
+from waveforms import voices
 
 
 @pytest.fixture

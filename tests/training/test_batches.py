@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from bursts import leaky, small, voices
+from small_scorers import small
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
+from waveforms import impaired, voices
 
 from torch_mapss import DecompositionLoss
 from torch_mapss.pipeline.bank import ReferenceBank
@@ -65,7 +66,7 @@ def test_a_logged_loss_is_the_mean_over_mixtures(loss, batches, names, precision
             self.gain = torch.nn.Parameter(torch.ones(()))
 
         def validation_step(self, batch: Any, batch_index: int) -> None:
-            estimates = leaky(batch["references"].float())
+            estimates = impaired(batch["references"].float())
             self.log("loss", loss(estimates, batch["bank"]), on_epoch=True)
 
     ordered = [reordered(batch, names) for batch in batches]
@@ -83,7 +84,7 @@ def test_a_logged_loss_is_the_mean_over_mixtures(loss, batches, names, precision
         (logged,) = trainer.validate(Model(), loader, verbose=False)
     assert not [w for w in caught if "batch_size" in str(w.message)]
     if precision == "32-true":
-        means = [float(loss(leaky(b["references"]), b["bank"])) for b in batches]
+        means = [float(loss(impaired(b["references"]), b["bank"])) for b in batches]
         assert logged["loss"] == pytest.approx((3 * means[0] + 2 * means[1]) / 5, abs=1e-6)
 
 

@@ -195,7 +195,7 @@ def test_a_saved_trigger_goes_on_as_if_never_stopped(at):
         *((lambda x=x: median().update(x), "scores") for x in (None, [{}], torch.ones(3))),
     ],
 )
-def test_what_makes_no_sense_is_refused(make, message):
+def test_invalid_settings_are_refused(make, message):
     with pytest.raises((ValueError, TypeError), match=message):
         make()
 

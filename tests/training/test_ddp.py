@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as mp
-from bursts import leaky, voices
 from stub_scorers import Weighted, leaking_pair, stub_scorer
 from torch import Tensor, distributed, nn
 from torchmetrics import MetricCollection
+from waveforms import impaired, voices
 
 from torch_mapss import MAPSSLoss, PerceptualMatch, PerceptualSeparation, SourceScores
 
@@ -169,7 +169,7 @@ class Trained(nn.Module):
 
 def batch(rank: int, silent: bool) -> tuple[Tensor, Tensor]:
     references = voices(1, 2, 4800, seed=rank)
-    return leaky(references), references * (not silent)
+    return impaired(references), references * (not silent)
 
 
 def share(name: str, mixtures: Sequence[int]) -> tuple[Tensor, Tensor]:

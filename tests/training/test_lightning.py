@@ -157,7 +157,7 @@ def test_an_undefined_epoch_is_logged_and_ignored(tmp_path):
     assert callback.stage == 0
 
 
-def test_resuming_with_another_level_names_what_differs_and_the_way_out(tmp_path):
+def test_resuming_with_another_level_names_the_difference_and_remedy(tmp_path):
     checkpoint = tmp_path / "first.ckpt"
     trainer = fit(Model(stub_scorer()), CurriculumCallback(trigger(0.1)))
     trainer.save_checkpoint(checkpoint)
@@ -172,7 +172,7 @@ def test_resuming_with_another_level_names_what_differs_and_the_way_out(tmp_path
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="no torch.distributed")
-def test_nothing_is_said_about_values_that_are_equal_on_all_processes(monkeypatch):
+def test_no_warning_about_values_equal_on_all_processes(monkeypatch):
     result = importlib.import_module("lightning.pytorch.trainer.connectors.logger_connector.result")
     messages = []
     monkeypatch.setattr(result.warning_cache, "warn", lambda text, **_: messages.append(text))
@@ -223,7 +223,7 @@ def test_settings_that_make_no_sense(rule, options, message):
 
 
 @pytest.mark.parametrize("missing", ["outputs", "mapss", "hook"])
-def test_what_is_missing_is_named(missing):
+def test_missing_parts_of_a_module_are_named(missing):
     model, callback = Model(stub_scorer()), CurriculumCallback(trigger())
     step = lambda batch, batch_idx: batch[0].mean()  # noqa: E731
     name, value, expected = {

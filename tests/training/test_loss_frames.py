@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from bursts import RATE, leaky, noise, voices
 from loss_cases import EVERYTHING, gradient, scorer
 from torch import Tensor
+from waveforms import RATE, impaired, noise, voices
 
 from torch_mapss import (
     MAPSS,
@@ -23,7 +23,7 @@ from torch_mapss.pipeline.frame_draws import grid_shift
 
 
 def test_random_frames_move_on_in_training_and_stay_in_evaluation(references):
-    estimates = leaky(references)
+    estimates = impaired(references)
     loss = SeparationLoss(scorer(), frames=5)
     bank = loss.mapss.prepare(references)
     training = [float(loss(estimates, bank)) for _ in range(4)]
@@ -45,7 +45,7 @@ def test_random_frames_move_on_in_training_and_stay_in_evaluation(references):
 
 def test_random_frames_estimate_the_loss_without_bias():
     references = voices(1, 2, 4800)
-    estimates = leaky(references)
+    estimates = impaired(references)
     loss = SeparationLoss(scorer(), frames=6)
     bank = loss.mapss.prepare(references)
     draws = torch.stack([loss(estimates, bank) for _ in range(25)])
@@ -65,7 +65,7 @@ OF_THE_PAIR = (ClearanceLoss, FidelityLoss, DecompositionLoss, EVERYTHING)
 @pytest.mark.parametrize("make", OF_THE_PAIR, ids=["clearance", "fidelity", "pair", "everything"])
 def test_in_training_every_call_has_a_grid_of_its_own(references, make):
     """The loss of a call is that of both signals without the samples before its grid."""
-    estimates = leaky(references)
+    estimates = impaired(references)
     loss, on_one_grid = make(scorer(), seed=3), make(scorer(), seed=3).eval()
     values = []
     for draw in range(4):
@@ -94,7 +94,7 @@ def test_grids_are_spread_over_a_hop():
 
 
 def test_evaluation_banks_and_the_paper_s_measures_have_one_grid(references):
-    estimates = leaky(references)
+    estimates = impaired(references)
     pair = DecompositionLoss(scorer())
     bank = pair.prepare(references)
     with_bank = {float(pair(estimates, bank)) for _ in range(3)}
@@ -108,7 +108,7 @@ def test_evaluation_banks_and_the_paper_s_measures_have_one_grid(references):
 def test_a_grid_of_another_rate_of_padded_clips_and_of_a_single_frame(references):
     mapss = scorer(sample_rate=32000)
     loss = DecompositionLoss(mapss, si_sdr=0.1, reduction="item", weighting="energy", pit="si_sdr")
-    estimates, lengths = leaky(references).flip(1), torch.tensor([4800, 3300, 800])
+    estimates, lengths = impaired(references).flip(1), torch.tensor([4800, 3300, 800])
     first_draw = int(grid_shift(0, 0) * 640)
     assert first_draw > 1
     values = loss(estimates, references, lengths=lengths)  # the last clip has one frame: no shift
@@ -128,7 +128,7 @@ def test_a_term_of_ones_own_sees_whole_signals(references):
         seen.append((waves, truth))
         return (waves - truth).abs().mean(-1)
 
-    estimates = leaky(references)
+    estimates = impaired(references)
     loss = DecompositionLoss(scorer(), pit="loss")
     loss.extra = extra
     loss(estimates.flip(1), references, lengths=[4800, 4800, 4000])
@@ -143,7 +143,7 @@ def test_samples_before_a_grid_are_checked_as_all_others(references):
     spoilt[0, 1, 0] = math.nan
     loss = DecompositionLoss(scorer())
     with pytest.raises(ValueError, match=r"references must be finite.* the first at sample 0"):
-        loss(leaky(references), spoilt)
+        loss(impaired(references), spoilt)
     with pytest.raises(ValueError, match=r"estimates must be finite.* the first at sample 0"):
         loss(spoilt, references)
 

@@ -6,10 +6,10 @@ import functools
 
 import pytest
 import torch
-from bursts import leaky, noise, voices
 from clouds import numerical_derivative
 from loss_cases import EVERYTHING, LOSSES, each_loss, gradient, scorer
 from torch import Tensor
+from waveforms import impaired, noise, voices
 
 from torch_mapss import (
     DecompositionLoss,
@@ -20,7 +20,7 @@ from torch_mapss import (
 
 
 def with_silence(references: Tensor) -> tuple[Tensor, Tensor]:
-    references, estimates = references.clone(), leaky(references)
+    references, estimates = references.clone(), impaired(references)
     references[..., 0, 1000:2000] = 0.0
     estimates[..., 0, 900:2100] = 0.0
     return estimates, references
@@ -28,10 +28,10 @@ def with_silence(references: Tensor) -> tuple[Tensor, Tensor]:
 
 def clipped(references: Tensor) -> tuple[Tensor, Tensor]:
     limit = 0.3 * references.abs().amax()
-    return leaky(references).clamp(-limit, limit), references
+    return impaired(references).clamp(-limit, limit), references
 
 
-CASES = {"leaky": lambda r: (leaky(r), r), "silent spans": with_silence, "clipped": clipped}
+CASES = {"leaky": lambda r: (impaired(r), r), "silent spans": with_silence, "clipped": clipped}
 
 
 CHAINS = {
@@ -80,7 +80,7 @@ def test_the_slope_at_an_output_equal_to_its_reference(encoder, measure, equal):
     where these agree, equal them.
     """
     references = voices(1, 2, 2000, seed=1).double()
-    estimates = leaky(references)
+    estimates = impaired(references)
     estimates[:, :equal] = references[:, :equal]
     mapss = scorer(encoder)
     bank = mapss.prepare(references)
@@ -109,7 +109,7 @@ def test_identical_sources(make):
     """Clusters of one place, and outputs in it: finite, also where all points coincide."""
     twins = voices(1, 1, 3000).double().expand(-1, 2, -1).clone()
     loss = make(scorer())
-    _, grad = gradient(loss, leaky(twins), twins)
+    _, grad = gradient(loss, impaired(twins), twins)
     # Nothing can be clear of a source that is its own.
     assert (float(grad.abs().max()) > 0.0) == (make is not DecompositionLoss)
     gradient(loss, twins, twins)

@@ -6,8 +6,8 @@ import functools
 
 import pytest
 import torch
-from bursts import leaky, voices
 from loss_cases import LOSSES, gradient, scorer
+from waveforms import impaired, voices
 
 from torch_mapss import (
     DistortionBank,
@@ -20,7 +20,7 @@ from torch_mapss import (
 @pytest.mark.parametrize("pit", ["si_sdr", "loss"])
 def test_permutations_are_found_for_each_mixture(pit):
     references = voices(2, 3, 4800)
-    estimates = leaky(references, 0.2)
+    estimates = impaired(references, 0.2)
     shuffled = torch.stack([estimates[0, [2, 0, 1]], estimates[1]])
     options = {"reduction": "none", "extra": lambda e, r: 50.0 * (e - r).abs().mean(-1)}
     plain, loss = MAPSSLoss(scorer(), **options), MAPSSLoss(scorer(), pit=pit, **options)
@@ -34,12 +34,12 @@ def test_permutations_are_found_for_each_mixture(pit):
 
 
 def test_permutation_by_loss_is_the_least_and_sees_the_same_random_frames(references):
-    estimates = leaky(references, 0.9)
+    estimates = impaired(references, 0.9)
     loss = SeparationLoss(scorer(), reduction="item")
     of_orders = torch.stack([loss(estimates, references), loss(estimates.flip(1), references)])
     permuted = SeparationLoss(scorer(), reduction="item", pit="loss")(estimates, references)
     torch.testing.assert_close(permuted, of_orders.min(0).values)
-    swapped = leaky(references).flip(1)
+    swapped = impaired(references).flip(1)
     plain = SeparationLoss(scorer(), frames=7, seed=4)
     loss = SeparationLoss(scorer(), frames=7, seed=4, pit="loss")
     for _ in range(2):
@@ -63,7 +63,7 @@ def test_inside_a_permutation_wrapper(references):
     from torchmetrics.functional.audio import permutation_invariant_training as pit
 
     loss = SeparationLoss(scorer(), reduction="item", mode="log")
-    estimates = leaky(references)
+    estimates = impaired(references)
     swapped = torch.cat([estimates[:1].flip(1), estimates[1:]])
     best, order = pit(swapped, references, loss, mode="permutation-wise", eval_func="min")
     torch.testing.assert_close(best, loss(estimates, references))
@@ -72,8 +72,8 @@ def test_inside_a_permutation_wrapper(references):
         pit(swapped, references, loss, mode="speaker-wise", eval_func="min")
 
 
-def test_swapped_arguments_are_refused_where_gradients_tell(references):
-    estimates = leaky(references).requires_grad_()
+def test_swapped_arguments_are_recognised_by_their_gradients(references):
+    estimates = impaired(references).requires_grad_()
     for loss in (make(scorer()) for make in LOSSES.values()):
         with pytest.raises(ValueError, match="estimates first"):
             loss(references, estimates)

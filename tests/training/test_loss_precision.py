@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from bursts import leaky
 from loss_cases import LOSSES, gradient, scorer
 from torch_settings import AROUND, defaults
+from waveforms import impaired
 
 from torch_mapss import (
     MAPSSLoss,
@@ -19,7 +19,7 @@ from torch_mapss import (
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_under_autocast_the_numbers_are_those_of_a_call_outside(references, dtype):
     loss = MAPSSLoss(scorer(), si_sdr=0.1, pit="si_sdr")
-    estimates = leaky(references)
+    estimates = impaired(references)
     expected, expected_grad = gradient(loss, estimates, references)
     leaf = estimates.clone().requires_grad_()
     with torch.autocast("cpu", dtype=dtype):
@@ -35,10 +35,10 @@ def test_under_autocast_the_numbers_are_those_of_a_call_outside(references, dtyp
     torch.testing.assert_close(half, expected, rtol=2e-2, atol=2e-2)
 
 
-def test_what_a_scaler_overshoots_stays_infinite(references):
+def test_overflow_under_a_gradient_scaler_stays_infinite(references):
     """The gradient is held at the end of float16 by itself, but not against the scale."""
     loss = MatchLoss(scorer(), mode="log")
-    estimates = (0.01 * leaky(references)).half().requires_grad_()
+    estimates = (0.01 * impaired(references)).half().requires_grad_()
     value = loss(estimates, references)
     (plain,) = torch.autograd.grad(value, estimates, retain_graph=True)
     assert bool(plain.isfinite().all())
@@ -58,7 +58,7 @@ def test_defaults_of_torch_change_no_loss(references, name, references_as, aroun
     options: dict[str, Any] = {"frames": 7, "pit": "si_sdr", "weighting": "energy"}
     loss = LOSSES[name](scorer(), **options)
     target = references if references_as == "waveforms" else loss.mapss.prepare(references)
-    leaf = leaky(references).requires_grad_()
+    leaf = impaired(references).requires_grad_()
     expected = loss.eval()(leaf, target)
     loss.eval()
     with defaults(**around):

@@ -7,8 +7,8 @@ import warnings
 
 import pytest
 import torch
-from bursts import leaky, voices
 from loss_cases import each_loss, gradient, scorer
+from waveforms import impaired, voices
 
 from torch_mapss import (
     DecompositionLoss,
@@ -20,7 +20,7 @@ from torch_mapss import (
 
 @pytest.mark.parametrize("make", [SeparationLoss, MatchLoss, DecompositionLoss, MAPSSLoss])
 def test_a_mixture_with_a_silent_reference_does_not_count(references, make):
-    estimates = leaky(references)
+    estimates = impaired(references)
     broken = references.clone()
     broken[1, 0] = 0.0
     keep = [0, 2]
@@ -60,7 +60,7 @@ def test_nothing_defined_is_a_zero_with_one_warning(references, si_sdr):
 
 def test_padded_batches_score_as_the_mixtures_alone():
     references, lengths = voices(3, 2, 6400), (6400, 4000, 5200)
-    estimates = leaky(references)
+    estimates = impaired(references)
     for item, length in enumerate(lengths):
         references[item, :, length:] = 0.0
         estimates[item, :, length:] = 7.0  # whatever the padding holds
@@ -76,7 +76,7 @@ def test_padded_batches_score_as_the_mixtures_alone():
 
 @pytest.mark.parametrize(("pit", "si_sdr"), [(None, 0.0), ("si_sdr", 0.0), (None, 0.1)])
 def test_unchecked_samples_take_out_their_mixture(references, pit, si_sdr):
-    estimates = leaky(references)
+    estimates = impaired(references)
     broken = estimates.clone()
     broken[2, 1, 700] = math.nan
     loss = MAPSSLoss(scorer(check_finite=False), pit=pit, si_sdr=si_sdr)

@@ -6,9 +6,10 @@ import math
 
 import pytest
 import torch
-from bursts import by_hand, leaky, voices
 from loss_cases import EVERYTHING, gradient, scorer
+from small_scorers import by_hand
 from torch import Tensor, nn
+from waveforms import impaired, voices
 
 from torch_mapss import (
     MAPSS,
@@ -50,7 +51,7 @@ from torch_mapss.training.terms import LOG_FLOOR, separation_loss
 )
 def test_values_are_means_of_the_scores(references, loss, weighting, options, of):
     references[1, :, 2400:] = 0.0  # mixtures of different numbers of scored frames
-    mapss, estimates = scorer(), leaky(references)
+    mapss, estimates = scorer(), impaired(references)
     scores = mapss(estimates, references)
     weights = None
     if weighting == "energy":
@@ -67,7 +68,7 @@ def test_values_are_means_of_the_scores(references, loss, weighting, options, of
 
 
 def test_reductions_agree(references):
-    estimates = leaky(references)
+    estimates = impaired(references)
     losses = MAPSSLoss(scorer(), reduction="none", si_sdr=0.1)(estimates, references)
     assert losses.shape == (3, 2)
     mean = losses.mean()
@@ -95,7 +96,7 @@ def test_log_of_ps_goes_on_as_its_tangent():
     torch.testing.assert_close(ps.grad, torch.full_like(ps, -1.0 / LOG_FLOOR))
 
 
-def test_bleed_costs_what_lies_above_the_floor():
+def test_bleed_loss_is_the_level_above_the_floor():
     references = voices(2, 2, 9600)
     references[:, 0, 4800:] = 0.0
     estimates = references + torch.tensor([[[0.1], [0.1]], [[0.001], [0.1]]]) * references.flip(1)
@@ -122,7 +123,7 @@ class Mine(nn.Linear):  # a term that is trained
 
 
 def test_a_term_of_ones_own(references):
-    estimates, seen = leaky(references), []
+    estimates, seen = impaired(references), []
 
     def extra(e: Tensor, r: Tensor) -> Tensor:
         seen.append(r)
@@ -151,7 +152,7 @@ def test_a_term_of_ones_own(references):
 
 def test_waveforms_beside_a_bank_are_its_references(references):
     loss = MAPSSLoss(scorer(trim=True), extra=lambda e, r: (e - r).square().mean(-1))
-    estimates, bank = leaky(references), loss.mapss.prepare(references)
+    estimates, bank = impaired(references), loss.mapss.prepare(references)
     expected = loss(estimates, references)
     leaf = references.clone().requires_grad_()
     torch.testing.assert_close(loss(estimates, bank, waveforms=leaf), expected)
@@ -165,7 +166,7 @@ def test_waveforms_beside_a_bank_are_its_references(references):
         loss(estimates, bank, waveforms=torch.full_like(references, math.nan))
 
 
-def test_terms_pull_alike_as_they_come():
+def test_default_terms_have_similar_gradients():
     """Relative gradient norms within a factor of ten, from a good output to the mixture."""
     references = voices(2, 2, 4800)
     noise = torch.randn(references.shape, generator=torch.Generator().manual_seed(2))
@@ -184,7 +185,7 @@ def test_terms_pull_alike_as_they_come():
 def test_record_of_the_last_call(references):
     references[1, 0] = 0.0
     loss = MAPSSLoss(scorer(), si_sdr=0.1)
-    estimates = leaky(references).requires_grad_()
+    estimates = impaired(references).requires_grad_()
     loss(estimates, references)
     assert loss.last.defined.tolist() == [[True, True], [False, False], [True, True]]
     assert int(loss.last.skipped) == 1
@@ -198,7 +199,7 @@ def test_terms_are_called_losses_and_fall_as_their_scores_rise(references):
     loss, values = EVERYTHING(scorer()), {}
     references[:, 0, 2400:] = 0.0
     for amount in (0.1, 0.5):
-        loss(leaky(references, amount), references)
+        loss(impaired(references, amount), references)
         values[amount] = loss.last.terms
     labels = {score.loss_term for score in SCORES.values() if score.loss_term}
     assert set(values[0.1]) == labels | {"si_sdr_loss"}
@@ -209,8 +210,8 @@ def test_terms_are_called_losses_and_fall_as_their_scores_rise(references):
 def test_another_sample_rate():
     references = voices(1, 2, 9600)
     loss = MAPSSLoss(scorer(sample_rate=32000), si_sdr=0.1, pit="si_sdr", weighting="energy")
-    value, grad = gradient(loss, leaky(references), references)
-    low = [audio.resample(x, 32000, 16000) for x in (leaky(references), references)]
+    value, grad = gradient(loss, impaired(references), references)
+    low = [audio.resample(x, 32000, 16000) for x in (impaired(references), references)]
     plain = MAPSSLoss(scorer(), si_sdr=0.1, weighting="energy")
     torch.testing.assert_close(value, plain(*low))
     assert grad.shape == references.shape

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_WITHOUT_FLOAT64 = ("mps",)
+#: Types of devices that compute in float32 at most.
+WITHOUT_FLOAT64 = ("mps",)
 
 
 def best_device() -> torch.device:
@@ -43,7 +44,7 @@ def with_index(device: torch.device) -> torch.device:
 
 def working_device(device: torch.device) -> torch.device:
     """A device with float64: ``device`` itself, or the CPU."""
-    return torch.device("cpu") if device.type in _WITHOUT_FLOAT64 else device
+    return torch.device("cpu") if device.type in WITHOUT_FLOAT64 else device
 
 
 def wide(x: Tensor) -> Tensor:
@@ -53,7 +54,7 @@ def wide(x: Tensor) -> Tensor:
 
 def back(x: Tensor, device: torch.device) -> Tensor:
     """``x`` on ``device``, in float32 if the device has no float64."""
-    if x.dtype == torch.float64 and device.type in _WITHOUT_FLOAT64:
+    if x.dtype == torch.float64 and device.type in WITHOUT_FLOAT64:
         x = x.float()
     # From pageable memory the CUDA driver takes its own copy of the bytes before it returns, so
     # this need not synchronise.

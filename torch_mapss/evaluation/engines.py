@@ -42,12 +42,12 @@ def process_map(workers: int, threads: int | None = None) -> Iterator[Map]:
     with ExitStack() as stack:
         pools = []
         for number in range(workers):
-            pool = ProcessPoolExecutor(1, context, _start_worker, (number, threads))
+            pool = ProcessPoolExecutor(1, context, start_worker, (number, threads))
             pools.append(stack.enter_context(pool))
         yield reading_ahead(pools)
 
 
-def _start_worker(number: int, threads: int) -> None:
+def start_worker(number: int, threads: int) -> None:
     """Set up worker ``number``: its number of threads, and its GPU if there is one."""
     import torch
 

@@ -55,10 +55,12 @@ _KEY_COLUMNS = (
     *("start_s", "end_s", "loudness_lufs", "file", "test_id"),
 )
 _GRID = 4  # cells of the grid per axis
-_MOST = 8  # systems on a page, drawn at random if there are more
-_LOUDNESS = -23.0  # LUFS
-# Listeners cannot compare longer sounds (BS.1534 advises about 10 s, at most 12).
-_LONG_S = 12.0
+#: Systems on a page, drawn at random if there are more.
+MAX_SYSTEMS = 8
+#: Of every sound, in LUFS.
+LOUDNESS = -23.0
+#: Listeners cannot compare longer sounds (BS.1534 advises about 10 s, at most 12).
+LONG_S = 12.0
 
 Row = dict[str, Any]
 
@@ -101,7 +103,9 @@ def choose(results: Results, count: int = 12, *, seed: int = 0) -> list[list[Row
     chance = random.Random(seed)
     groups = scored.groupby(["mixture_id", "source_index"], sort=False)
     pages = [rows_of(rows) for _, rows in groups]
-    pages = [rows if len(rows) <= _MOST else chance.sample(rows, _MOST) for rows in pages]
+    pages = [
+        rows if len(rows) <= MAX_SYSTEMS else chance.sample(rows, MAX_SYSTEMS) for rows in pages
+    ]
     chance.shuffle(pages)
     filled: Counter[tuple[int, ...]] = Counter()
     chosen: list[list[Row]] = []
@@ -173,9 +177,9 @@ def write_test(
             text = _configuration(key, question)
             io.write_bytes(os.path.join(folder, f"{question}.yaml"), text.encode())
     longest = max(row["end_s"] - row["start_s"] for row in key)
-    if longest > _LONG_S:
+    if longest > LONG_S:
         warn_user(
-            f"the longest sound lasts {longest:.0f} s; beyond {_LONG_S:g} s listeners cannot keep "
+            f"the longest sound lasts {longest:.0f} s; beyond {LONG_S:g} s listeners cannot keep "
             "two sounds apart. Cut them with --seconds 10 (seconds=10)."
         )
     return [os.path.join(out, name) for name in names]
@@ -219,7 +223,7 @@ def _write_page(
                 if name in condition
             }
     waves = sounds.cut(waves, rate, begin_s, end_s)
-    waves = audio.normalize_loudness(waves, rate, _LOUDNESS, peak=math.inf)
+    waves = audio.normalize_loudness(waves, rate, LOUDNESS, peak=math.inf)
     waves = waves / waves.abs().max().clamp(min=1.0)
     levels = audio.integrated_loudness(waves, rate).tolist()
     for row, wave, level in zip(key, waves, levels):

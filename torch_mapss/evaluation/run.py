@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 # Errors that end the run, since the next mixture could not be written either.
 _FATAL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOENT, errno.EACCES, errno.EPERM)
 _WARM_UP_S, _PIECE_S = 1.0, 3.0  # seconds of audio that the time of a long run is estimated from
-_LONG_S = 120.0  # seconds of audio; an estimate is printed for longer runs
+#: Seconds of audio; an estimate of the time is printed for longer runs.
+LONG_S = 120.0
 
 
 def evaluate_set(
@@ -349,7 +350,7 @@ class _PendingWork:
     def tell_time(self) -> None:
         """Print the estimated time of a long run, from scoring a few seconds of a mixture."""
         total = sum(self.lengths.values())
-        if total < _LONG_S:
+        if total < LONG_S:
             return
         mixture = max(self.pending, key=lambda mixture: len(mixture.systems))
         settings = self.scorer.settings

@@ -32,8 +32,8 @@ Array = NDArray[np.float64]
 
 #: With fewer mixtures, intervals are called approximate.
 FEW = 10
-# Numbers held at once by a block of draws, so that they stay in the processor's cache.
-_BLOCK = 2**18
+#: Numbers per block of draws, few enough to stay in the processor's cache.
+BLOCK = 2**18
 # Up to this many non-zero differences the null distribution is exact; beyond, the normal
 # approximation suffices. Zeros do not count, since they have a rank but no sign to flip.
 _EXACT = 50
@@ -117,7 +117,7 @@ def bca(
         return samples.reshape(-1, *indices.shape[:-1])
 
     options: Any = {"confidence_level": confidence, "n_resamples": draws, "method": "BCa"}
-    options |= {"batch": max(1, _BLOCK // max(units, size)), "vectorized": True, "axis": -1}
+    options |= {"batch": max(1, BLOCK // max(units, size)), "vectorized": True, "axis": -1}
     options["random_state"] = np.random.default_rng(seed)  # its name in all releases of SciPy
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # about identical samples, which are handled below

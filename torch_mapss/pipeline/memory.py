@@ -17,7 +17,8 @@ import torch
 
 GIB = 2**30
 _LEAST = 2**24  # 16 MiB; with less, batches would be single frames anyway
-_GROUPS, _CGROUP = "/proc/self/cgroup", "/sys/fs/cgroup"
+#: Where Linux lists the control groups of this process, and where their limits are.
+PROCESS_GROUPS, GROUPS_FOLDER = "/proc/self/cgroup", "/sys/fs/cgroup"
 
 
 class Budget(NamedTuple):
@@ -98,7 +99,7 @@ def free_memory() -> int:
     except (OSError, KeyError, ValueError):  # this system has no such figure
         free = 4 * GIB
     try:
-        groups = Path(_GROUPS).read_text(encoding="utf-8").splitlines()
+        groups = Path(PROCESS_GROUPS).read_text(encoding="utf-8").splitlines()
     except OSError:
         groups = []
     for line in groups:
@@ -108,7 +109,7 @@ def free_memory() -> int:
         root, limit, use, inactive = _VERSIONS[bool(controllers)]
         group = Path(path.lstrip("/"))
         # Parents too, because a container's own group is often mounted as the root.
-        for folder in {Path(_CGROUP, root, parent) for parent in (group, *group.parents)}:
+        for folder in {Path(GROUPS_FOLDER, root, parent) for parent in (group, *group.parents)}:
             try:
                 limit_bytes = int((folder / limit).read_text("ascii"))
                 used_bytes = int((folder / use).read_text("ascii"))

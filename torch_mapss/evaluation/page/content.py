@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 # Worst segments listed per score.
 _WORST = 20
 # Upper limit of curve values in a page, about 6 bytes each. The curves of a large set are means
-# over several frames, with at least _FEWEST points.
-_VALUES, _FEWEST = 1_000_000, 50
+# over several frames, with at least MIN_CURVE_POINTS points.
+MAX_CURVE_VALUES, MIN_CURVE_POINTS = 1_000_000, 50
 _SCRIPTS = ("format.js", "charts.js", "player.js", "page.js")
 _SEGMENT_COLUMNS = ["measure", "title", "score", "start", "end", "row"]
 
@@ -358,8 +358,8 @@ def add_curves(
 
     indices = [*row_order]
     rows = rows_of(results.scores)
-    points = max(_FEWEST, _VALUES // max(1, len(rows) * len(names)))
-    most_curves = 2 * _VALUES // (points * max(1, len(names)))
+    points = max(MIN_CURVE_POINTS, MAX_CURVE_VALUES // max(1, len(rows) * len(names)))
+    most_curves = 2 * MAX_CURVE_VALUES // (points * max(1, len(names)))
     curves_of_rows = frame_curves(results, [rows[index] for index in indices])
     for count, (index, (_, times, scores)) in enumerate(zip(indices, curves_of_rows)):
         shown_row = shown_rows[index]
