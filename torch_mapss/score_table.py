@@ -1,15 +1,14 @@
 """The table of scores: for each what it is called, how it is read and how it is computed.
 
 The words: a **measure** is a family of scores that are computed together (decomposition,
-separation, match, bleed, and the energy ratios ``si_sdr`` and ``bss`` beside them); a **score** is
-one number of it. Tensors, metrics, losses, triggers, tables, plots and pages all read
-:data:`SCORES`.
+separation, match, bleed, and the energy ratios ``si_sdr`` and ``bss``); a **score** is one number
+of it. Tensors, metrics, losses, triggers, tables, plots and pages all read :data:`SCORES`.
 
-A new score of a measure is one record here and one more tensor from the function of the measure
-(:data:`torch_mapss.pipeline.measures.MEASURES`): under the name of ``frame_field``, and its mask
-under that of ``defined_field`` if this is not "active". :class:`~torch_mapss.Scores` and what its
-``utterance()`` returns gain the field by themselves; it is written out there as well for type
-checkers, which a test asks for. A new measure is a record of ``MEASURES`` and its function besides.
+A new score is one record here, and one more tensor that the score function of its measure
+(:data:`torch_mapss.pipeline.measures.MEASURES`) returns under ``frame_field``, with its mask under
+``defined_field`` unless that is "active". :class:`~torch_mapss.Scores` and the result of its
+``utterance()`` gain the field automatically. Write it out there as well for type checkers; a test
+enforces this. A new measure also needs a record in ``MEASURES`` and a function.
 
 A leaf: it imports neither torch nor the rest of the package, since the command line's ``--help``
 reads it.
@@ -35,8 +34,8 @@ class Score:
     limits: tuple[float | None, float | None] = (None, None)  # lowest and highest possible value
     digits: int = 3  # digits after the decimal point in texts
     higher_is_better: bool = True
-    ranked: bool = False  # whether systems are ranked by it; others are poolings of one that is, or
-    diagnostic: bool = False  # do not say which system is better
+    ranked: bool = False  # whether systems are ranked by it, not only by another pooling
+    diagnostic: bool = False  # whether it does not say which system is better
     frame_field: str | None = None  # field of Scores that is pooled; None: not computed per frame
     defined_field: str = "active"  # bool field of Scores: frames in which it has a value
     pooling: str | None = None  # frames -> utterance, a function of torch_mapss.core.pooling

@@ -239,7 +239,7 @@ def test_scores_of_which_lower_is_better_are_turned(tmp_path):
     expected = cells(result, measure="log_pm", pooling="per_track")["srcc"] - 1.0
     assert log_pm_less_bleed == pytest.approx(expected)
     assert result.units.query("measure == 'bleed_db'")["srcc"].tolist() == [pytest.approx(1.0)] * 8
-    assert "Lower is better in bleed: the sign is turned" in result.summary()
+    assert "Lower is better in bleed: the sign is flipped" in result.summary()
     assert "Higher counts as better in pesq" in result.summary()
     out = Path(result.save(tmp_path))
     stored = pandas.read_csv(out / "stimuli.csv")["bleed_db"]

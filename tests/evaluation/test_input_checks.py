@@ -219,8 +219,12 @@ def stereo(left: Tensor, right: Tensor) -> Tensor:
 ANOTHER = tones(seed=1)  # the right channel
 TWO = stereo(TRUTH, ANOTHER)
 CHANNELS = [
-    ("dead channel", stereo(TRUTH, 0 * ANOTHER), "channel 2 is silent, unlike in its reference: "),
-    ("inverted channel", stereo(TRUTH, -ANOTHER), "channel 2 is inverted, unlike in its reference"),
+    ("dead channel", stereo(TRUTH, 0 * ANOTHER), "channel 2 is silent, but not in its reference: "),
+    (
+        "inverted channel",
+        stereo(TRUTH, -ANOTHER),
+        "channel 2 is inverted, but not in its reference",
+    ),
     ("channel delay", stereo(TRUTH, late(ANOTHER, 4)), "channel "),  # by 4 ms, or less a period
     (None, stereo(leaky(TRUTH), leaky(ANOTHER)), ""),
     (None, stereo(-TRUTH, -ANOTHER), ""),  # as a whole it is no matter of channels
@@ -249,7 +253,7 @@ def test_a_late_channel_is_named(tmp_path, mapss, late_channel, prompt_channel):
     made[:, late_channel - 1] = late(truth[:, late_channel - 1], 4)
     paths = [write_all(tmp_path / name, waves) for name, waves in (("e", made), ("t", truth))]
     texts = found(scored(mapss, *paths, measures="bleed"), "channel delay")
-    words = f"channel {late_channel} is 4.0 ms later than channel {prompt_channel}, unlike in its"
+    words = f"channel {late_channel} is 4.0 ms later than channel {prompt_channel}, but not in its"
     assert len(texts) == 2
     assert all(text.startswith(words) for text in texts)
 
@@ -262,7 +266,7 @@ def test_an_absent_target(mapss):
     assert report.findings == ()
     report = scored(mapss, torch.stack([0.5 * truth[1], MADE[1]]), truth, measures="decomposition")
     (text,) = found(report, "absent")
-    assert "'reference 1' is silent, the estimate is not (-6 dB beside the sum" in text
+    assert "'reference 1' is silent, the estimate is not (-6 dB relative to the sum" in text
     assert [*report.scores["estimate_level_db"]] == pytest.approx([-6.02, 0.5], abs=0.6)
     assert {finding.kind for finding in report.findings} <= {"absent", "twins"}
 

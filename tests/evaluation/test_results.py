@@ -176,7 +176,7 @@ def test_folders_that_are_no_results_are_refused(manifest, results, copied, tmp_
         results.frames("m7")
     shutil.rmtree(copied / "records")
     (copied / "mixtures.json").write_text(json.dumps(listed))
-    with pytest.raises(ValueError, match=r"nothing in .* is scored yet.*goes on where it stopped"):
+    with pytest.raises(ValueError, match=r"nothing in .* is scored yet.*resumes where it stopped"):
         load_results(copied)
 
 
@@ -260,5 +260,5 @@ def test_without_these_nothing_goes_on(manifest, copied, file, damage):
     path = copied / file
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
     for action in (lambda: score_set(manifest, copied), lambda: load_results(copied)):
-        with pytest.raises(ValueError, match=rf"{file}' cannot be read.*name another folder"):
+        with pytest.raises(ValueError, match=rf"{file}' cannot be read.*choose another folder"):
             action()

@@ -227,7 +227,7 @@ def test_trim_equals_trimming_by_hand():
     estimates = impaired(references, 0.3)[..., :-1]
     scores = small(trim=True)(estimates, references)
     assert_scores_equal(scores, small()(estimates, references[..., :-1]), rtol=0, atol=0)
-    with pytest.raises(ValueError, match="prepare it anew"):
+    with pytest.raises(ValueError, match="prepare a new one"):
         small(trim=True)(estimates, small(trim=True).prepare(references))
 
 

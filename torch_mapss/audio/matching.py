@@ -233,7 +233,7 @@ def _cross_correlation(e: Tensor, s: Tensor, limit: int) -> Tensor:
     """sum_t s(t) e(t + k) for k from -`limit` to `limit`, `(..., 2 limit + 1)`.
 
     In the spectrum of n >= T + limit points the product conj(S) E is their circular correlation,
-    in which lags up to `limit` do not meet what wraps round.
+    where lags up to `limit` are free of wrap-around.
     """
     length = fast_length(s.shape[-1] + limit)
     product = torch.fft.rfft(s, n=length).conj() * torch.fft.rfft(e, n=length)

@@ -2,12 +2,12 @@ r"""Error bounds of the scores, and their propagation to utterances and correlat
 
 Each frame has two errors. The **radius** is the largest change that the discarded diffusion
 coordinates can cause. For PS it always holds (for the same closest cluster), and so does PM's in
-the ``"derived"`` convention. The paper's PM radius has constants C₁, C₂ that it does not give (1
-here). The **tail** is a half-width at the requested confidence, for the mean and covariance of a
+the ``"derived"`` convention. The paper's PM radius has constants C₁, C₂ that it leaves open (1
+here). The **tail** is a half-width at the requested confidence, as the mean and covariance of a
 cluster are estimated from its distortions. It is first-order in those errors, its constants are
 unspecified (1 here); λ̃min is floored at 5 % of λmax and the PM box is cut at half of each
 parameter, both to keep bounds from being extremely loose, and both can make them too short; Δ_a has
-no derivation in the paper; the map itself is taken as given; the distortions are a designed bank,
+no derivation in the paper; the map itself is treated as fixed; the distortions are a designed bank,
 not a random sample. ``tail="bootstrap"`` resamples them instead.
 ``benchmarks/coverage.py`` measures how often each interval contains the true score.
 
@@ -40,8 +40,8 @@ Example:
     >>> _ = torch.manual_seed(0)
     >>> references = torch.randn(2, 6)                               # (S, M)
     >>> distortions = references[:, None] + 0.3 * torch.randn(2, 12, 6)
-    >>> found = separation_bounds(references + 0.1, references, distortions)
-    >>> found.radius.shape, bool((found.total >= found.radius).all())
+    >>> bounds = separation_bounds(references + 0.1, references, distortions)
+    >>> bounds.radius.shape, bool((bounds.total >= bounds.radius).all())
     (torch.Size([2]), True)
 """
 

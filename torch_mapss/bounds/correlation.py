@@ -13,9 +13,9 @@ each [sec:propagate_ci_to_corr]. Printed formulas that cannot be correct are cor
             D^2 = \sum_i R_i^2 = \tfrac1{12}\Big(Q^3 - Q - \sum_i (t_i^2 - 1)\Big),
 
   m the centred ranks of the ratings, t_i how many systems share the rank of i. A pair farther apart
-  than :math:`b_i + b_j` keeps its order. Every other takes, independently, the order that makes N
-  largest (or least), and t_i is at most 1 + the number of such pairs of i. That is the radius: no
-  bias within b can move ρ farther, ties included. Trying only ±b, as printed, misses most swaps.
+  than :math:`b_i + b_j` keeps its order. Every other pair independently takes the order that makes
+  N largest (or smallest), and t_i is at most 1 + the number of such pairs of i. That is the radius:
+  no bias within b can move ρ farther, ties included. Trying only ±b, as printed, misses most swaps.
   Half-width: the c quantile of the change under Gaussian jitter [eq:srcc_hw].
 
 That is ``convention="derived"``. ``"paper"`` has the radii and the SRCC's half-width as printed, to
@@ -188,7 +188,7 @@ def correlation_bounds(
         radii: (..., Q) their radii.
         half_widths: (..., Q) their half-widths at ``confidence``.
         ratings: (..., Q) listener ratings; NaN where missing.
-        confidence: confidence of the given and the returned half-widths, in (0, 1).
+        confidence: confidence of the half-widths passed and returned, in (0, 1).
         method: ``"pearson"`` or ``"spearman"``.
         convention: ``"derived"``, or ``"paper"`` as printed: see the notes above. Its radii are
             shorter than what biases within b can do, and nothing caps them.

@@ -93,7 +93,7 @@ def separation_bounds(
 
     ``|PS of the full space - PS| <= radius`` always holds (for the same closest cluster j*). The
     tail is an approximation: see the module's notes, and ``benchmarks/coverage.py`` for how often
-    it holds. Bounds are capped only where a convention says so; one above ½ says little.
+    it holds. Bounds are capped only where a convention says so; one above ½ is uninformative.
 
     Args:
         outputs, references, distortions, attributed, active, mask: as in
@@ -250,7 +250,7 @@ def utterance_decomposition_bounds(
     if outputs.ndim < 3:
         raise ValueError(
             "an utterance needs frames: outputs must have shape (..., F, S', M), got "
-            f"{tuple(outputs.shape)}. Of single frames take decomposition_bounds."
+            f"{tuple(outputs.shape)}. For single frames use decomposition_bounds."
         )
     score = decomposition_errors(settings, scores=True, left_out=True)
     points = checked_points(outputs, references, distortions, attributed, active, mask, 1, others)
@@ -296,7 +296,7 @@ def truncation_bounds(
         :class:`TruncationBounds` of (...) tensors; 0 where nothing is discarded.
 
     Raises:
-        TypeError, ValueError: a setting that is no number, or out of its range.
+        TypeError, ValueError: a setting that is not a number, or out of its range.
     """
     check_confidence(confidence)
     checks.check_real(c, "c", "(0, inf)")

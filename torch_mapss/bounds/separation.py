@@ -1,6 +1,6 @@
 r"""Radius and tail of PS over a batch of frames.
 
-**The PS radius is no approximation.** As b >= 0, distances only grow: :math:`A' = A + \delta_A`,
+**The PS radius is a rigorous bound.** As b >= 0, distances only grow: :math:`A' = A + \delta_A`,
 :math:`B' = B + \delta_B`, :math:`0 \le \delta \le \sqrt b`. With j* fixed,
 
 .. math:: |PS' - PS| = \frac{|A\delta_B - B\delta_A|}{(A+B)(A'+B')}

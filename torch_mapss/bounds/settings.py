@@ -12,7 +12,7 @@ from torch_mapss.core.settings import MAP_CONVENTIONS
 
 #: Conventions of the bounds of frames.
 CONVENTIONS = (*MAP_CONVENTIONS, "derived")
-#: Conventions of what is made of them, utterances and correlations: the reference has no others.
+#: Conventions of the bounds of utterances and correlations, which the reference does not have.
 POOLED_CONVENTIONS = ("paper", "derived")
 TAILS = ("concentration", "bootstrap")
 
@@ -51,7 +51,7 @@ def named_settings(confidence: float, convention: str, options: Mapping[str, Any
 
 def check_confidence(confidence: float) -> float:
     """``confidence``; TypeError unless it is a number, ValueError unless it lies in (0, 1)."""
-    why = "It is the share of cases the interval is to hold, e.g. 0.95 (not 95)."
+    why = "It is the share of cases the interval should cover, e.g. 0.95 (not 95)."
     return checks.check_real(confidence, "confidence", "(0, 1)", why)
 
 

@@ -182,7 +182,7 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         needs_gradient = ctx.needs_input_grad[1:]
-        saved = ctx.saved_tensors  # read once: activation checkpointing hands them out only once
+        saved = ctx.saved_tensors  # read once: activation checkpointing returns them only once
         leaves = [x.detach().requires_grad_(needs) for x, needs in zip(saved, needs_gradient)]
         with torch.enable_grad(), torch.autocast(saved[0].device.type, enabled=False):
             results = ctx.values(*leaves)

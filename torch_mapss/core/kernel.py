@@ -80,7 +80,7 @@ class GaussianKernel(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        # Read once: activation checkpointing hands them out only once.
+        # Read once: activation checkpointing returns them only once.
         x, squared, kernel, scale, lower, upper, degenerate, valid, *anchors = ctx.saved_tensors
         gradients: list[Tensor | None] = []
         with torch.no_grad():

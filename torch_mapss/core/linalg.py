@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LEAST_PART = 4  # matrices; handing fewer to a thread costs more than it gains
+LEAST_PART = 4  # matrices; a thread with fewer costs more than it gains
 
 # By process id (a forked child has none of its parent's threads) and size.
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}

@@ -199,7 +199,7 @@ class DistortionBank:
     def _task(
         self, references: Tensor, sample_rate: int, sources: Sequence[int] | None, start: int = 0
     ) -> CopyTask:
-        """Check the arguments, see the call; what it takes to make the copies."""
+        """Check the arguments of the call, and return the task that makes the copies."""
         sample_rate = check_whole(sample_rate, "sample_rate", LOWEST_SAMPLE_RATE)
         is_tensor = isinstance(references, Tensor)
         if not is_tensor or references.dtype not in (torch.float32, torch.float64):

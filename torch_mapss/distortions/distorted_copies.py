@@ -155,7 +155,7 @@ def _call_checked(
     arguments: Mapping[str, Any],
     count: int,
 ) -> Tensor:
-    """Call an added member (or `count` of them, if batched); ValueError unless it keeps the rules.
+    """Call an added member (or `count` of them, if batched); ValueError if it breaks a rule.
 
     It must leave its input as it is, and return a tensor of that shape.
     """
@@ -164,7 +164,7 @@ def _call_checked(
     if before is not None and waveform._version != before:
         raise ValueError(
             f"distortion {member.name!r} changed its input in place: the members after it "
-            f"would distort something else than the reference. Return a new tensor, e.g. of "
+            f"would not distort the reference itself. Return a new tensor, e.g. of "
             f"wave.clone()."
         )
     shape = waveform.shape

@@ -130,7 +130,7 @@ class Encoder(nn.Module):
         with torch.autocast(waveform.device.type, enabled=False):
             flat = self._cast(waveform).reshape(-1, samples)
             # Items whose activations fit the budget are encoded at once. A graph keeps all
-            # activations, so chunks save nothing there, unless the backward pass encodes anew.
+            # activations, so chunks save nothing there, unless the backward pass encodes again.
             budget = min(memory or self.memory_budget, self.memory_budget)
             chunks = flat.split(max(1, budget // max(1, self._item_bytes(samples))))
             encode: Callable[[Tensor], Any] = self._encode
@@ -200,7 +200,7 @@ class Encoder(nn.Module):
         return 4 * samples
 
     def train(self, mode: bool = True) -> Encoder:
-        """Stay in evaluation mode: dropout, layer drop and masking have no place in a measure."""
+        """Stay in evaluation mode: dropout, layer drop and masking would make scores random."""
         super().train(False)
         return self
 

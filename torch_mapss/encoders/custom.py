@@ -19,7 +19,7 @@ class CustomEncoder(Encoder):
     The callable must have the attributes `sample_rate`, `hop` and `receptive_field`. Every call
     checks that F is `(T - receptive_field) // hop + 1` and that the features are floating point.
 
-    A module is frozen and put in evaluation mode, at every call anew, because it may also belong to
+    A module is frozen and put in evaluation mode again on every call, because it may also belong to
     a model in training: otherwise training would change the measure, and a measure that learns
     measures nothing. It gets waveforms in the dtype of its weights, which `half()` and the like on
     the encoder do not change. Copies share the module until one of them moves to another device.

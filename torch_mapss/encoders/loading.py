@@ -184,9 +184,9 @@ def load_weights(model_class: Any, config: Any, checkpoint: Checkpoint) -> Any:
     except Exception as error:  # file readers may raise anything on bad content
         reason = f"{type(error).__name__}: {''.join(str(error).strip().splitlines()[:1])}"
         raise ValueError(
-            f"checkpoint {checkpoint.name!r} cannot be read ({reason}): it is damaged, or holds "
-            "code, which is never run. Two ways out: fetch it again; or convert it where you trust "
-            "it, by loading it with transformers and save_pretrained(FOLDER)."
+            f"checkpoint {checkpoint.name!r} cannot be read ({reason}): it is damaged, or "
+            "contains code, which is never executed. Either fetch it again, or, if you trust it, "
+            "convert it: load it with transformers and call save_pretrained(FOLDER)."
         ) from error
     _check_report(checkpoint, report)
     # Cloned: weights may be memory-mapped to their file, and files change.

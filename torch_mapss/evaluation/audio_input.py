@@ -138,7 +138,7 @@ def _refuse_samples_as_channels(name: str, shape: tuple[int, ...]) -> None:
     if shape[0] > shape[1]:
         raise ValueError(
             f"{name}: arrays are (sources, samples) or (sources, channels, samples); got "
-            f"{shape[0]} channels of {shape[1]} samples. Of (sources, samples, channels), the "
+            f"{shape[0]} channels of {shape[1]} samples. For (sources, samples, channels), the "
             "order of museval, pass x.swapaxes(1, 2)."
         )
 
@@ -151,8 +151,8 @@ def _listed(signals: Any, kind: str, axes: int) -> list[Any]:
             _refuse_samples_as_channels(kind, shape[1:])
         if not 2 <= signals.ndim <= axes or shape[0] > shape[-1]:
             raise ValueError(
-                f"{kind} must have shape (S, T): sources, samples; got {shape}. One mixture at a "
-                f"time; of (samples, sources) pass {kind}.T; average channels first, or pass "
+                f"{kind} must have shape (S, T): sources, samples; got {shape}. Pass one mixture "
+                f"at a time; for (samples, sources) pass {kind}.T; average channels first, or pass "
                 '(S, C, T) with channels="each".'
             )
         signals = list(signals)
@@ -183,14 +183,14 @@ def common_length(estimates: Sequence[Clip], references: Sequence[Clip], trim: b
     if smallest == largest or trim or rounding:
         return smallest
 
-    def told(clip: Clip) -> str:
+    def described(clip: Clip) -> str:
         seconds = f"{clip.samples / clip.rate:.3f} s at {clip.rate} Hz"
         return f"{clip.label} has {len(clip.wave)} samples ({seconds})"
 
     raise ValueError(
-        f"all files of a mixture must have one length, but {told(shortest)} and {told(longest)}. "
-        "They must be aligned sample by sample; if one only has a longer tail, cut all to the "
-        "shortest with trim=True (trim: true in --config)."
+        f"all files of a mixture must have one length, but {described(shortest)} and "
+        f"{described(longest)}. They must be aligned sample by sample; if one only has a longer "
+        "tail, cut all to the shortest with trim=True (trim: true in --config)."
     )
 
 

@@ -15,14 +15,14 @@ from torch import Tensor
 from torch_mapss.audio import estimate_lag
 from torch_mapss.evaluation.audio_input import Clip
 
-#: Periodic signals have peaks at every period: another one must stand out by this factor.
+#: Periodic signals have peaks at every period: the highest must exceed lag 0 by this factor.
 CLEARER = 1.05
 #: Kinds of findings about single channels of an estimate.
 DEAD, INVERTED, DELAYED = CHANNEL_FAULTS = ("dead channel", "inverted channel", "channel delay")
 _DEAD_DB = -60.0  # level of a channel relative to the loudest of its clip
 _AUDIBLE_DB = -40.0  # same for the channel of the reference
 _LONGEST_LAG_S = 0.05
-_UNLIKE_LAG_S = 0.0005  # lag between channels that makes their mean a comb filter
+_CHANNEL_LAG_S = 0.0005  # lag between channels that makes their mean a comb filter
 _LEAST_CORRELATION = 0.3  # with the reference, for polarity and delay to be clear
 
 
@@ -58,7 +58,7 @@ def channel_findings_of(estimate: Clip, reference: Clip) -> Iterator[Finding]:
     label = estimate.label
     if bool(dead.any()) and not bool(dead.all()):
         channels = _numbers(dead)
-        text = f"{channels} silent, unlike in its reference: {label}"
+        text = f"{channels} silent, but not in its reference: {label}"
         yield Finding(DEAD, f"{text}{hint}")
     heard = (output_levels >= _DEAD_DB) & (truth_levels > _AUDIBLE_DB)
     if int(heard.sum()) < 2:
@@ -70,15 +70,15 @@ def channel_findings_of(estimate: Clip, reference: Clip) -> Iterator[Finding]:
     inverted = clear & (_correlation(outputs, truth, lags) < 0.0)
     upright = clear & ~inverted
     if bool(inverted.any()) and bool(upright.any()):
-        text = f"{_numbers(inverted)} inverted, unlike in its reference: {label}"
+        text = f"{_numbers(inverted)} inverted, but not in its reference: {label}"
         yield Finding(INVERTED, f"{text}{hint}")
     if int(clear.sum()) > 1:
         lag_by_channel = {index: int(lags[index]) for index in clear.nonzero()[:, 0].tolist()}
         late, early = (pick(lag_by_channel, key=lag_by_channel.__getitem__) for pick in (max, min))
         spread = (lag_by_channel[late] - lag_by_channel[early]) / estimate.rate
-        if spread >= _UNLIKE_LAG_S:
+        if spread >= _CHANNEL_LAG_S:
             channel = f"channel {late + 1} is {1000 * spread:.1f} ms later than channel {early + 1}"
-            text = f"{channel}, unlike in its reference: {label}"
+            text = f"{channel}, but not in its reference: {label}"
             yield Finding(DELAYED, f"{text}{hint}")
 
 
@@ -94,12 +94,15 @@ def _correlation(outputs: Tensor, truth: Tensor, lags: Tensor) -> Tensor:
     for output, reference, lag in zip(outputs, truth, lags.tolist()):
         samples = len(output) - abs(lag)
         late, early = max(lag, 0), max(-lag, 0)
-        moved, fixed = output[late : late + samples], reference[early : early + samples]
-        products.append((moved.double() * fixed.double()).sum())
+        output_part, reference_part = (
+            output[late : late + samples],
+            reference[early : early + samples],
+        )
+        products.append((output_part.double() * reference_part.double()).sum())
     return torch.stack(products)
 
 
-def _numbers(chosen: Tensor) -> str:
+def _numbers(is_affected: Tensor) -> str:
     """Channels by number, counted from 1."""
-    numbers = [str(index + 1) for index in chosen.nonzero()[:, 0].tolist()]
+    numbers = [str(index + 1) for index in is_affected.nonzero()[:, 0].tolist()]
     return f"channel {numbers[0]} is" if len(numbers) == 1 else f"channels {', '.join(numbers)} are"

@@ -101,10 +101,10 @@ def _print_error(error: Exception) -> None:
     text = str(error) or type(error).__name__
     if not isinstance(error, ValueError | TypeError | OSError | ImportError | RuntimeError):
         text = f"unexpected {type(error).__name__}: {text}. Set {DEBUG}=1 for the traceback"
-    if getattr(error, "problems", None) is None:  # but a list of problems keeps its lines
+    if getattr(error, "problems", None) is None:  # lists of problems keep their line breaks
         text = " ".join(line.strip() for line in text.splitlines())
     shard = Shard()
     with suppress(ValueError):
         shard = launched_shard()
-    where = f" in process {shard.number} of {shard.total}" if shard.total > 1 else ""
-    console.log(f"error{where}: {text}")
+    process = f" in process {shard.number} of {shard.total}" if shard.total > 1 else ""
+    console.log(f"error{process}: {text}")

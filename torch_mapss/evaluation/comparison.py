@@ -43,7 +43,7 @@ _MOST_FAILURES = 5
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Ranking of the systems, and tests of each two of them, for each score."""
+    """Ranking of the systems, and tests of every two of them, for each score."""
 
     pairs: DataFrame = field(repr=False)  # comparison.csv: every two systems
     ranking: DataFrame = field(repr=False)  # ranking.csv: the systems by score, best first
@@ -191,8 +191,8 @@ class Comparison:
                 f"({io.listed(by_mixture, 3)})"
             )
         return [
-            f"In {unlike} mixtures some systems left out sources that others estimated: their "
-            "means are of other sources. Tests compare the sources of both.",
+            f"In {unlike} mixtures some systems left out sources that others estimated, so "
+            "their means cover different sources. Tests use the sources that both estimated.",
             f"Missing: {'; '.join(counts)}.",
         ]
 

@@ -85,8 +85,8 @@ def faulty_channels(results: Sequence[Results], systems: Sequence[str]) -> Itera
         texts.append(f"{system} in {io.listed(mixtures, 3)}")
     if texts:
         yield (
-            f"Faulty channels: {'; '.join(texts)}. Scores tell little of them, and there is no "
-            "leakage in a dead channel, which flatters clearance and bleed: see `warnings` in "
+            f"Faulty channels: {'; '.join(texts)}. Scores say little about these; a dead "
+            "channel has no leakage, which inflates clearance and bleed: see `warnings` in "
             "scores.csv."
         )
 

@@ -150,8 +150,8 @@ def compared_scores(
     if unlike.any():
         mixture, system = unlike.index[unlike.to_numpy()][0]
         raise ValueError(
-            f"mixture {mixture!r}, system {system!r} occurs twice, with unlike scores. Give the "
-            "systems names of their own."
+            f"mixture {mixture!r}, system {system!r} occurs twice, with different scores. Give "
+            "the systems different names."
         )
     items = items.drop_duplicates(_ITEM).assign(given=1.0)
     mixtures, names = items["mixture_id"].unique(), items["system"].unique()

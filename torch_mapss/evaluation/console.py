@@ -1,7 +1,7 @@
 """Output of the commands: results to the output stream, everything else to the error stream.
 
 Files are written before anything is printed. If a reader leaves (``| head``), only the output
-stream falls silent; failing to print, as on a full disk, is an error like any other. The error
+stream is dropped; failing to print, as on a full disk, is an error like any other. The error
 stream may be closed, and messages are then dropped.
 """
 
@@ -49,12 +49,12 @@ def say(text: str = "", end: str = "\n") -> None:
     try:
         print(text, end=end, flush=True)
     except OSError as error:
-        sys.stdout = StringIO()  # where what is printed from now on goes
+        sys.stdout = StringIO()  # later output is discarded
         if isinstance(error, BrokenPipeError):
             return
         raise OutputError(
-            f"the output cannot be printed: {error.strerror or error}. Free some space, or send "
-            "it elsewhere; files that were asked for are written."
+            f"the output cannot be printed: {error.strerror or error}. Free some space, or "
+            "redirect the output; all requested files have been written."
         ) from error
 
 

@@ -32,7 +32,7 @@ from torch_mapss.core import checks
 from torch_mapss.evaluation import correlation_stats as stats
 from torch_mapss.evaluation import io
 from torch_mapss.evaluation.correlation_stats import METHODS, CorrelationSettings
-from torch_mapss.evaluation.correlation_tables import Correlation, is_turned
+from torch_mapss.evaluation.correlation_tables import Correlation, is_sign_flipped
 from torch_mapss.evaluation.csv_input import read_csv_table
 from torch_mapss.evaluation.ratings import KEYS, join, load_ratings
 from torch_mapss.evaluation.results import Results, load_results
@@ -121,7 +121,7 @@ def correlate_table(
         every track and source.
 
     Raises:
-        TypeError: a setting that :class:`CorrelationSettings` lacks.
+        TypeError: a setting that is not in :class:`CorrelationSettings`.
         ValueError: columns that are missing, no rating, or settings out of range.
 
     Example:
@@ -129,9 +129,9 @@ def correlate_table(
         >>> rated = pandas.DataFrame({"track": ["t"] * 4, "system": [*"abcd"]})
         >>> rated = rated.assign(rating=[1, 2, 3, 4], ps=[0.1, 0.3, 0.2, 0.9])
         >>> rated = rated.assign(bleed_db=[-10.0, -30.0, -20.0, -40.0])
-        >>> found = correlate_table(rated, draws=0)
-        >>> per_track = found.rows[found.rows["pooling"] == "per_track"]
-        >>> per_track[["measure", "srcc"]].to_numpy().tolist()
+        >>> correlation = correlate_table(rated, draws=0)
+        >>> rows = correlation.rows
+        >>> rows[rows["pooling"] == "per_track"][["measure", "srcc"]].to_numpy().tolist()
         [['ps', 0.8], ['bleed_db', 0.8]]
     """
     checked = checked_settings(**settings)
@@ -273,7 +273,7 @@ def _measures_of(stimuli: DataFrame, measures: str | Sequence[str] | None) -> li
 
 def _oriented(stimuli: DataFrame, names: Sequence[str]) -> DataFrame:
     """Stimuli with every measure oriented so that higher is better."""
-    return stimuli.assign(**{name: -stimuli[name] for name in names if is_turned(name)})
+    return stimuli.assign(**{name: -stimuli[name] for name in names if is_sign_flipped(name)})
 
 
 def correlated(

@@ -6,7 +6,7 @@ reflects that some tracks sound better than others, and compares scores between 
 
 *Intervals* are BCa bootstrap intervals over clusters of related stimuli: tracks by default, or
 talkers, conditions, systems. If a track has stimuli of several clusters, its correlation is
-computed anew in every sample. *p-values* are from permutations of the ratings within a track and
+recomputed in every sample. *p-values* are from permutations of the ratings within a track and
 source, or, pooled, of all ratings.
 
 Ranks are average ranks; numbers that differ only by rounding are tied

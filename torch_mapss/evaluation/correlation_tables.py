@@ -107,11 +107,11 @@ class Correlation:
             f"{100 * self.settings.confidence:g} % interval; pooled: over all n stimuli at once; p "
             "corrected for the number of measures (Holm)",
         ]
-        lower = [self.labels[name] for name in self.labels if is_turned(name)]
+        lower = [self.labels[name] for name in self.labels if is_sign_flipped(name)]
         if lower:
             notes.append(
-                f"Lower is better in {', '.join(lower)}: the sign is turned, so that +1 is "
-                "agreement for every score"
+                f"Lower is better in {', '.join(lower)}: the sign is flipped so that +1 "
+                "means agreement"
             )
         rivals = [name for name in self.labels if name not in SCORES]
         if rivals:
@@ -119,8 +119,8 @@ class Correlation:
         return [
             *notes,
             *self.notes,
-            f"Intervals resample {units.get(cluster, f'{cluster} (--cluster)')}: they hold for "
-            "others like those, and take what was rated within each as given",
+            f"Intervals resample {units.get(cluster, f'{cluster} (--cluster)')}: they "
+            "generalise to similar ones and treat the ratings within each as fixed",
             "p per track exchanges the ratings within a track and source: it assumes that its "
             "outputs are independent of those of other tracks; the same systems in all tracks, or "
             "listeners who agree on a system, make it too small",
@@ -171,7 +171,7 @@ class Correlation:
         middle = max(float(np.median(np.abs(x))), 1e-12) if len(x) else 1.0
         if np.abs(x).max(initial=0.0) > _WIDE * middle:
             ax.set_xscale("symlog", linthresh=middle)
-        lower = " (lower is better)" if is_turned(row["measure"]) else ""
+        lower = " (lower is better)" if is_sign_flipped(row["measure"]) else ""
         measure = row["measure"]
         name = score_label(measure) if measure in SCORES else label
         ax.set_xlabel(f"{name}{lower}", fontsize=8)
@@ -248,7 +248,7 @@ class Correlation:
         return folder
 
 
-def is_turned(name: str) -> bool:
+def is_sign_flipped(name: str) -> bool:
     """Whether lower is better for a measure, so that correlations flip its sign."""
     return name in SCORES and not SCORES[name].higher_is_better
 

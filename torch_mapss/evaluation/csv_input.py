@@ -59,7 +59,7 @@ def read_csv_table(
         separator = stated[1] if stated else _separator(body, required)
         table = _with_header(_cells(body, separator, 2 if stated else 1), required)
     except FileNotFoundError:
-        raise FileNotFoundError(f"{shown(path)!r} is not there; it should be {content}.") from None
+        raise FileNotFoundError(f"{shown(path)!r} does not exist; expected {content}.") from None
     except TableError as problem:
         raise TableError(f"{shown(path)!r} should be {content}, but {problem}.") from None
     for name in table.columns.intersection([*numbers]):

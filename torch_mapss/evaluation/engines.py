@@ -93,7 +93,7 @@ def reading_ahead(workers: Sequence[Executor]) -> Map:
 
 
 class _ItemsOfWorkers:
-    """Hands items to workers: to each the one that it calls the function with, and the next one."""
+    """Assigns each worker the item that it works on, and reserves its next one."""
 
     def __init__(
         self,

@@ -105,8 +105,8 @@ def read_folders(
     if len(lonely):
         problems.append(
             f"at least two sources are needed, but {_shown(lonely.index, 3)} have only "
-            f"{_shown(lonely.iloc[0].dropna().index)}. Check the template; of clean speech and its "
-            "noisy mixture, add --noisy TEMPLATE"
+            f"{_shown(lonely.iloc[0].dropna().index)}. Check the template; for clean speech and "
+            "its noisy mixtures, add --noisy TEMPLATE"
         )
     if problems:
         raise ManifestError(io.shown(references), problems)
@@ -201,7 +201,7 @@ def _matching(
     source = "[^/]+?" if layout.find("{source}") < layout.find("{mixture}") else "[^/]+"
     if sources:
         source = "|".join(map(re.escape, sorted(sources, key=len, reverse=True)))
-    # Of a plain folder with a folder per source, what lies deeper is laid out otherwise.
+    # In a plain folder with a folder per source, deeper files belong to another layout.
     mixture = "[^/]+" if layout == "{source}/{mixture}" else ".+"
     kinds = {
         "{mixture}": f"(?P<mixture>{mixture})",
@@ -269,7 +269,7 @@ def _doubt(files: DataFrame) -> tuple[bool, bool, int]:
     """How much a reading differs from the usual names of test sets; the smallest is chosen."""
     sources = _sources(files)
     items = all(_ITEM(mixture.rsplit("/", 1)[-1]) for mixture in files.index)
-    odd = not all(map(_SOURCE, sources))  # of odd names the fewer are sources
+    odd = not all(map(_SOURCE, sources))  # among unusual names, the shorter list is the sources
     familiar = items or len(sources) < files.shape[1]  # or there are files called mix
     return odd, not familiar, len(sources) if odd else 0
 
@@ -277,8 +277,8 @@ def _doubt(files: DataFrame) -> tuple[bool, bool, int]:
 def _chosen(files: DataFrame, names: Sequence[str]) -> DataFrame:
     """Choose the sources, in order.
 
-    These are ``names``, or else all except those called mix or noisy, and estimates stored beside
-    their sources.
+    These are ``names``, or else all except those called mix or noisy, and estimates stored next
+    to their sources.
     """
     if {*names} - {*files} or len({*names}) < len(names):
         text = f"--sources must name different ones of {_shown(files)}, got {_shown(names)}"
@@ -339,7 +339,7 @@ def _read_estimates(path: str, subject: str, truth: DataFrame) -> DataFrame:
     best = max(files_by_layout.values(), key=paired)
     if best.index.intersection(truth.index).empty:
         text = (
-            f"no file of {io.shown(path)!r} is named as a reference is: expected e.g. mixture "
+            f"no file of {io.shown(path)!r} is named like a reference: expected e.g. mixture "
             f"{truth.index[0]!r} with {_shown(names)}, found {examples}. Say where the "
             f"names are with a template: {_templates(depth)}"
         )
@@ -363,7 +363,7 @@ def _gaps(name: str, files: DataFrame, truth: DataFrame) -> Iterator[str]:
     lacks = (paired.notna() & files.reindex_like(paired).isna()).stack()
     if lacks.any():
         gaps = [f"{source!r} of {mixture!r}" for mixture, source in lacks[lacks].index]
-        yield f"system {name!r} lacks {io.listed(gaps, 3)}, which it has of other mixtures"
+        yield f"system {name!r} lacks {io.listed(gaps, 3)}, which it has for other mixtures"
 
 
 # -------------------------------------------------------------------------------------------- Words
@@ -378,7 +378,7 @@ def _notes(
     yield f"references: {mixtures} of the {len(counts)} sources {_shown(truth)} ({layout})"
     if aside := [name for name in _names(references) if name not in truth]:
         keep = " ".join([*_names(truth), *aside])
-        yield f"set aside: {_shown(aside)}; --sources {keep} would take all"
+        yield f"ignored: {_shown(aside)}; use --sources {keep} to include them"
     incomplete = [f"{source!r} in {count}" for source, count in counts.items() if count < total]
     if incomplete:
         common = _shown(counts[counts == total].index)

@@ -168,10 +168,10 @@ _NARROW = (
 _OUTWEIGHS = ", but with a log PM that outweighs all others in a mean: log_pm_compressed is bounded"
 _TEXTS = {
     "silent": "{} is silent. It is still scored: leaving it out would reward silence{}",
-    "absent": "{}: its reference {} is silent, the estimate is not ({:.0f} dB beside the sum of "
-    "the references, column estimate_level_db). Nothing is scored here: was the source left out of "
-    "this mixture on purpose?",
-    "faint": "{} lies {:.0f} dB below its reference. Levels are normalised, so the little there is "
+    "absent": "{}: its reference {} is silent, the estimate is not ({:.0f} dB relative to the "
+    "sum of the references, column estimate_level_db). Nothing is scored here: was the source left "
+    "out of this mixture on purpose?",
+    "faint": "{} lies {:.0f} dB below its reference. Levels are normalised, so what remains of it "
     "is scored as if it were loud: is it meant to be silent?",
     "channels": "{}: its {} channels cancel each other; their mean {}, and the mean is what is "
     "scored. Invert one channel, or pass a single one",
@@ -190,8 +190,8 @@ _TEXTS = {
     "sample, but the channels are not: its sides may be swapped, or its panning changed",
     "mixture": "{} {} is {} itself{}",
     "order": "estimates fit other references better than their own: {} (SI-SDR). If they are in "
-    "another order than the references, reorder them, or pass --permute (permute=True; in metrics "
-    'and losses pit="si_sdr")',
+    "a different order than the references, reorder them, or pass --permute (permute=True; in "
+    'metrics and losses pit="si_sdr")',
 }
 # The kind, the row of the signal that it is about or None, and the values for its text.
 _Findings = Iterator[tuple[Any, ...]]
@@ -312,7 +312,7 @@ def _copies(inspection: Inspection) -> _Findings:
     (named, name), (total, _) = inspection.mixtures[0], inspection.mixtures[-1]
     for row, clip in inspection.references.items():
         if named != total and inspection.same(row, named) and not inspection.same(row, total):
-            hint = ", which is no source. Leave it out with --sources"
+            hint = ", which is not a source. Leave it out with --sources"
             yield "mixture", row, "reference", clip.label, name, hint
     for row, clip, reference_row in inspection.estimates:
         if inspection.silent_references[reference_row - len(inspection.estimates)]:

@@ -164,7 +164,8 @@ def make_folder(path: str | os.PathLike[str]) -> str:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise ValueError(
-            f"the folder {shown(path)!r} cannot be written to: {error.strerror}. Name another one."
+            f"the folder {shown(path)!r} cannot be written to: {error.strerror}. "
+            "Choose another folder."
         ) from None
     return path
 
@@ -201,8 +202,8 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except OSError as error:
         raise WriteError(
-            f"{shown(path)!r} cannot be written: {error.strerror or error}. Make room there, or "
-            "name another folder; what was written before is kept.",
+            f"{shown(path)!r} cannot be written: {error.strerror or error}. Free some space or "
+            "choose another folder; results written so far are kept.",
             error.errno,
         ) from error
 
@@ -211,10 +212,10 @@ def _temporary(path: str) -> str:
     """Short temporary name beside ``path`` that only this thread uses, with the same suffix."""
     folder, name = os.path.split(path)
     digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
-    for left in Path(folder or ".").glob(f".part-{digest}-*"):  # after a kill
+    for leftover in Path(folder or ".").glob(f".part-{digest}-*"):  # after a kill
         with suppress(OSError):
-            if time.time() - left.stat().st_mtime > _LEFT_BEHIND_S:
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            if time.time() - leftover.stat().st_mtime > _LEFT_BEHIND_S:
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
     suffix = os.path.splitext(name)[1][:16]
     return os.path.join(folder, f".part-{digest}-{os.getpid()}-{threading.get_ident()}{suffix}")
 
@@ -302,7 +303,7 @@ def read_json(path: str | os.PathLike[str], *keys: str) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{shown(path)!r} cannot be read as part of results "
-            f"({type(error).__name__}: {error}). Score the set again, or name another folder."
+            f"({type(error).__name__}: {error}). Score the set again, or choose another folder."
         ) from None
 
 

@@ -166,8 +166,8 @@ def write_test(
         key_before = os.path.join(out, "stimuli.csv")
         if os.path.exists(key_before) and mark_of(read_key(key_before)) != mark:
             raise ValueError(
-                f"{io.shown(out)!r} holds another listening test, whose ratings can be read with "
-                "its own key alone. Name a new folder with --out, or delete that test first."
+                f"{io.shown(out)!r} holds another listening test, whose ratings need its own key. "
+                "Choose a new folder with --out, or delete that test first."
             )
         key = [{**row, "page": f"{mark}-{row['page']}"} for row in key]
         present_names = set().union(*key)

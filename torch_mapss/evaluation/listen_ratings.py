@@ -101,8 +101,8 @@ def _listeners(ratings: DataFrame) -> Series:
     if len(same_form):
         warn_user(
             f"{len(same_form)} sessions have the same answers in the form as one before them "
-            f"(first {same_form['form'].iloc[0]!r}) and rate the same pages: they count as "
-            "listeners of their own. A column session_uuid would tell."
+            f"(first {same_form['form'].iloc[0]!r}) and rate the same pages: they are "
+            "counted as separate listeners; a session_uuid column would settle it."
         )
     return listeners
 

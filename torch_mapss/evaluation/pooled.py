@@ -105,8 +105,8 @@ def sampling(channels: Sequence[Scores], inside: Tensor) -> tuple[DataFrame, dic
     """Standard errors over excerpts, for the score of each estimate and for their mean.
 
     By jackknife: scores are pooled over all excerpts but one at a time. So an excerpt counts by its
-    frames, and poolings other than means are treated correctly. Bleed, which is of the whole
-    signal, has none, and a single excerpt has only NaN.
+    frames, and poolings other than means are treated correctly. Bleed, which is computed on the
+    whole signal, has none, and a single excerpt has only NaN.
 
     Args:
         channels: scores of the whole of each channel, with frames outside of the excerpts

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: Settings that no score depends on.
 NEUTRAL = ("bounds", "confidence", "bounds_convention", "tail", "measures")
-# What tells an encoder where its weights are known by their hash.
+# Settings that only locate an encoder; where its weights are hashed, these do not count.
 _PLACES = ("name", "checkpoint")
 
 
@@ -116,7 +116,7 @@ def _hash_of_weights(module: Any, normalization: str) -> str | None:
         content = plain.reshape(-1).view(torch.uint8).numpy().tobytes()
         head = f"{tuple(plain.shape)}{plain.dtype}".encode()
         digests.append(hashlib.sha256(head + content).hexdigest())
-    # In the order of their values: names changed between releases of what holds them.
+    # Sorted by value: attribute names changed between transformers releases.
     return _short_hash(normalization + "".join(sorted(digests))) if digests else None
 
 

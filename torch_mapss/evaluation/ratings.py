@@ -147,7 +147,7 @@ def join(
         )
     notes = [
         f"source {source!r} of the results taken as {rated_source or 'the rated one'!r} in {count} "
-        "track(s); say otherwise with --source-map"
+        "track(s); correct it with --source-map"
         for (source, rated_source), count in guesses.items()
     ]
     lost = merged[merged["_match"] != "both"]

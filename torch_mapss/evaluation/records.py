@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch_mapss.evaluation.channel_checks import Finding
 
 Record = dict[str, Any]
-# What the text of these says is enough; of any other error the type is told as well.
+# For these errors the message suffices; for any other, the type is reported too.
 _SELF_EXPLANATORY = (str, ValueError, TypeError, OSError, RuntimeError, MemoryError)
 _NO_FRAME = "no frame in which it and another source are active"
 
@@ -64,7 +64,7 @@ def record_of(
         system: name of the system.
         table: one row per estimate, as in a report.
         channels: one row per estimate and channel, where each channel was scored.
-        findings: about single estimates, which are told in their rows, or about all of them.
+        findings: about one estimate (reported in its row) or about all.
         notes: changes made to the input.
         errors: standard errors of the means, by score.
         seconds: duration of the audio.

@@ -236,7 +236,7 @@ def load_results(
     if not results.records:
         raise ValueError(
             f"nothing in {io.shown(folder)!r} is scored yet. `torch-mapss evaluate` with the same "
-            "arguments goes on where it stopped."
+            "arguments resumes where it stopped."
         )
     return results
 
@@ -256,7 +256,7 @@ def read_results(
     if missing:
         raise ValueError(
             f"{io.shown(folder)!r} is not a results folder: {', '.join(missing)} missing. "
-            "`torch-mapss evaluate MANIFEST.json --out FOLDER` makes one, and goes on where it "
+            "`torch-mapss evaluate MANIFEST.json --out FOLDER` makes one, and resumes where it "
             "stopped."
         )
     stored = io.read_json(os.path.join(folder, "settings.json"), "settings", "versions")

@@ -245,7 +245,7 @@ def claim(
         if os.path.exists(os.path.join(folder, "scores.csv")):
             raise ValueError(
                 f"{io.shown(folder)!r} holds a scores.csv that no run over a manifest wrote. "
-                "Name another folder."
+                "Choose another folder."
             )
         content = {"protocol": protocol_id(settings), "settings": settings, "rate": rate}
         stated = {} if options is None else {"options": options}
@@ -254,16 +254,16 @@ def claim(
     from torch_mapss.core.checks import differing  # late: the command line imports this module
 
     stored = io.read_json(path, "settings")
-    unlike = [
+    differences = [
         f"{key}: {short(stored_value)} there, {short(value)} now"
         for key, stored_value, value in differing(stored["settings"], settings)
     ]
-    if unlike:
+    if differences:
         source = "--config settings.json of that folder" if "options" in stored else "its mapss="
         raise ValueError(
             f"{io.shown(folder)!r} holds results made with different settings "
-            f"({'; '.join(unlike)}). Scores made with different settings cannot share a table: "
-            f"name another folder, or use the same settings ({source})."
+            f"({'; '.join(differences)}). Scores made with different settings cannot share a "
+            f"table: choose another folder, or use the same settings ({source})."
         )
 
 
@@ -288,7 +288,8 @@ def read_mixtures(folder: str) -> tuple[Mixture, ...]:
         )
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
-            f"{io.shown(path)!r} is damaged ({error}). Score the set again, or name another folder."
+            f"{io.shown(path)!r} is damaged ({error}). Score the set again, or choose another "
+            "folder."
         ) from None
 
 
@@ -364,7 +365,7 @@ def add_mixtures(folder: str, mixtures: Sequence[Mixture]) -> tuple[dict[str, Mi
     counts = io.listed(f"system {system!r} of {n} mixtures" for system, n in kept_counts.items())
     return merged, (
         f"{io.shown(folder)!r} also holds {counts}, scored before; they stay in its tables. For "
-        "tables of this set alone, name another folder"
+        "tables of this set alone, choose another folder"
     )
 
 
@@ -384,7 +385,7 @@ def _with_systems(
         if files and not files_agree(reference_files, mixture.references, mixture, hashes):
             raise ValueError(
                 f"{io.shown(folder)!r} holds mixture {mixture.name!r} with other references, and "
-                f"scores of {io.listed(map(repr, only_stored), 3)} against them. Name another "
+                f"scores of {io.listed(map(repr, only_stored), 3)} against them. Choose another "
                 "folder, or give the mixture another mixture_id."
             )
     return mixture._replace(systems=systems)

@@ -129,7 +129,7 @@ def score_mixtures(
         mixtures: result of :func:`~torch_mapss.evaluation.manifest.as_mixtures`.
         out, map, quiet: as in :func:`evaluate_set`.
         job: scores one mixture.
-        shard: the share of the mixtures to score here.
+        shard: the shard to score here.
 
     Raises:
         ValueError, RuntimeError, OSError: as :func:`evaluate_set`.
@@ -183,7 +183,7 @@ def _outdated(
     mixtures: Sequence[Mixture],
     states: Sequence[tuple[Mapping[str, Record], Mapping[str, str]]],
 ) -> set[tuple[str, str]]:
-    """Pairs of the other shards whose stored scores are of other files than there are now.
+    """Pairs in other shards whose files changed after they were scored.
 
     Those shards may have scored them again since ``states`` were read at the beginning.
     """
@@ -275,7 +275,7 @@ class _PendingWork:
         Raises:
             WriteError: no result can be written any more.
             RuntimeError: the engine stopped.
-            TypeError: the engine's ``map`` returns something else than the results, as futures.
+            TypeError: the engine's ``map`` returns anything other than results, e.g. futures.
         """
         while True:
             try:

@@ -31,7 +31,7 @@ BANK_SETTINGS = ("bank_size", "only", "without", "seed")  # of the banks that ma
 ENCODERS = ("encoder", "match_encoder", "decomposition_encoder")
 #: The measures that need the encoder of PS and PM.
 ENCODER_MEASURES = ("separation", "match")
-# Numbers that YAML 1.1 reads as text, for want of a decimal point or a sign: 1e-3, 9E5, 1.5e3.
+# Numbers that YAML 1.1 reads as text, lacking a decimal point or a sign: 1e-3, 9E5, 1.5e3.
 _EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
 
@@ -137,7 +137,8 @@ def scoring_settings(settings: Mapping[str, Any]) -> ScoringSettings:
     changes["excerpt_seconds"] = seconds
     if checked.bounds and (checked.excerpts is not None or checked.channels == "each"):
         raise ValueError(
-            'bounds are of whole clips and one channel: leave out bounds, or excerpts and "each".'
+            "bounds need whole clips and one channel: drop bounds, or drop excerpts and "
+            'channels="each".'
         )
     if checked.measures is not None:
         changes["measures"] = checked_measures(checked.measures)

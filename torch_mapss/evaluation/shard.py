@@ -18,7 +18,7 @@ _Item = TypeVar("_Item")
 
 
 class Shard(NamedTuple):
-    """The share of the mixtures that is scored here."""
+    """The shard of the mixtures that is scored here."""
 
     number: int = 1  # counted from 1
     total: int = 1  # number of shards

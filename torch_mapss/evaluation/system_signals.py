@@ -1,6 +1,6 @@
-"""Estimates of one system beside the references of their mixture, cut and aligned.
+"""Estimates of one system with the references of their mixture, cut and aligned.
 
-Also what the alignment leaves: the frames that an estimate covers, and those in which it is mute.
+Also the result of the alignment: the frames that an estimate covers, and those in which it is mute.
 """
 
 from __future__ import annotations

@@ -152,8 +152,8 @@ def mixed_rate_lines(summary: DataFrame) -> Iterator[str]:
         if ";" in rates:
             yield (
                 f"rates: the means of system {system!r} are over files of "
-                f"{rates.replace(';', ', ')} Hz, whose scores do not compare. Score each rate on "
-                "its own"
+                f"{rates.replace(';', ', ')} Hz, whose scores are not comparable. Score each "
+                "rate separately"
             )
 
 

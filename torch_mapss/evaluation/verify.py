@@ -65,8 +65,8 @@ class Verification(NamedTuple):
         """Summary to print."""
         largest = f" (largest difference {self.largest:.2g})" if self.scored else ""
         lines = [
-            f"{self.files} audio files compared by SHA-256, {self.rows} rows redone from their "
-            f"frames, {self.scored} estimates scored again{largest}.",
+            f"{self.files} audio files compared by SHA-256, {self.rows} rows pooled again from "
+            f"their frames, {self.scored} estimates scored again{largest}.",
             *(f"differs: {difference}" for difference in self.differences[:_PRINTED]),
         ]
         if len(self.differences) > _PRINTED:

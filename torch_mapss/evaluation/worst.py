@@ -108,8 +108,8 @@ def _listed_measures(results: Results, measures: str | Sequence[str] | None) -> 
     for name in asked:
         if name in ranked and name not in available:
             raise ValueError(
-                f"measures must be of {', '.join(available)}, got {name!r}, which utterances have "
-                "and frames have not: it has no worst moments."
+                f"measures must be of {', '.join(available)}, got {name!r}, which is defined per "
+                "utterance only, so it has no worst moments."
             )
     return score_names(asked, available)
 

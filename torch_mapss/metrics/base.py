@@ -61,7 +61,7 @@ class ScoreMetric(Metric):
         frames: int | None = None,
         seed: int = 0,
         pit: str | None = None,
-        energy_measures: Sequence[str] = (),  # computed from the waveforms beside those of MAPSS
+        energy_measures: Sequence[str] = (),  # computed from waveforms, not by MAPSS
         **kwargs: Any,
     ) -> None:
         options = {name: kwargs.pop(name) for name in sorted(_MAPSS_OPTIONS & set(kwargs))}

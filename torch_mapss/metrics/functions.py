@@ -58,10 +58,9 @@ def perceptual_separation(
 
     It fits torchmetrics' :func:`permutation_invariant_training` with ``mode="permutation-wise"``;
     bind options with ``functools.partial(perceptual_separation, mapss=mapss)``, as old versions
-    of torchmetrics do not hand them on.
-    Speaker-wise mode hands over one estimate and one reference at a time, of which PS is not
-    defined, and is refused. All S! permutations are scored and their references distorted anew:
-    ``pit="si_sdr"`` finds the order by SI-SDR at a fraction of the cost.
+    of torchmetrics do not pass them on. Speaker-wise mode passes one estimate and one reference,
+    for which PS is undefined; it is refused. All S! permutations are scored, and the references are
+    distorted again for each: ``pit="si_sdr"`` finds the order by SI-SDR at a fraction of the cost.
     """
     return _per_item("ps", preds, target, mapss, **options)
 

@@ -124,7 +124,7 @@ class SingleScore(ScoreMetric):
         if self.reduction == "none":
             return states.padded([item[:, 1:] for item in self._items(self.score_name)])
         if self.reduction == "source":
-            # Before any update a source is NaN all the same.
+            # Before the first update every source is NaN.
             sources = int(self.sources) or len(self._attributed or (0,))
             means = states.ratio(self.source_sum[k], self.source_count[k])
             return self._rounded(means[:sources])

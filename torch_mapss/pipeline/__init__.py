@@ -61,7 +61,7 @@ exposed     (B · F, S')      another source is active, and its own plays: leaka
 How to read the scores:
 
 * Clearance says how far an output is from the other sources (1: as far as the true source),
-  fidelity how little distortion it has besides leakage (1: none). Read them together: an output
+  fidelity how little distortion it has apart from leakage (1: none). Read them together: an output
   that is another source has clearance 0, and its fidelity is undefined.
 * PS is B/(A + B): A the distance of an output to the cluster of its own source, B to the closest
   other one. 1: no leakage; ½: equally far from both; 0: another source. PS also reacts to strong

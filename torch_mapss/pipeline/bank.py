@@ -341,8 +341,8 @@ def _check_joinable(reference: ReferenceBank, bank: object) -> None:
     """Raise TypeError or ValueError unless a bank can be joined with the ``reference`` bank."""
     if not isinstance(bank, ReferenceBank):
         raise TypeError(
-            f"join takes ReferenceBanks, got {type(bank).__name__}. Where a data set gives "
-            "more than banks, join the banks of the batch in a collate_fn of your own."
+            f"join takes ReferenceBanks, got {type(bank).__name__}. If a data set returns "
+            "more than banks, join them in your own collate_fn."
         )
     expected = {**reference.settings, "sources": reference.sources}
     for name, value, unlike in differing(expected, {**bank.settings, "sources": bank.sources}):

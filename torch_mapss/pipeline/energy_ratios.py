@@ -1,4 +1,4 @@
-"""Energy ratios beside the scores of frames: SI-SDR, and SDR, SIR and SAR of BSS Eval."""
+"""Energy ratios computed alongside the frame scores: SI-SDR, and SDR, SIR and SAR of BSS Eval."""
 
 from __future__ import annotations
 

@@ -140,7 +140,8 @@ def check_trim(
         raise ValueError(
             f"estimates have {samples} samples and {'the bank' if is_bank else 'references'} "
             f"{expected}. They must be aligned sample by sample; if one only has a longer tail, "
-            "pass trim=True to cut both to the shorter. A bank is not cut: prepare it anew."
+            "pass trim=True to cut both to the shorter. A bank cannot be trimmed: prepare a new "
+            "one."
         )
     if lengths is not None and not is_bank:
         raise ValueError(
@@ -309,7 +310,7 @@ def checked_excerpts(
     """The excerpts of a single mixture, checked.
 
     Raises:
-        TypeError: references are no tensor that can hold audio, or edges are not whole numbers.
+        TypeError: references are not an audio tensor, or edges are not whole numbers.
         ValueError: the excerpts do not lie in a single mixture one after another.
     """
     batch, _, samples = as_batch(references, "references").shape

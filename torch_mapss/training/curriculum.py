@@ -250,7 +250,7 @@ class FrameTrigger:
             epoch alone, 0.8 averages about five epochs.
         min_frames: an epoch with fewer counted frames is undefined.
 
-    After firing, the conditions must be met anew and hold for another ``patience`` epochs; running
+    After firing, the conditions must be met again and hold for another ``patience`` epochs; running
     means and slopes start over, since the task has changed.
 
     Attributes:
@@ -419,8 +419,9 @@ class FrameTrigger:
             only_current = [setting for setting in current if setting not in saved]
             raise ValueError(
                 f"the state belongs to a trigger with {', '.join(only_saved) or 'fewer settings'}; "
-                f"this one has {', '.join(only_current) or 'fewer settings'}. All else is equal. "
-                "Build the trigger as it was to go on, or leave the state out to begin anew."
+                f"this one has {', '.join(only_current) or 'fewer settings'}. All other settings "
+                "match. Rebuild the trigger with the saved settings to continue, or skip the state "
+                "to start over."
             )
         self.epoch = int(state["epoch"])
         self.held = int(state["held"])

@@ -47,7 +47,7 @@ def validate(
         raise ValueError(
             f"a loss takes estimates (B, S', T), got {tuple(estimates.shape)}: the first axis "
             "could be mixtures or sources. The measures compare an estimate with all sources of "
-            "its mixture and have no value speaker by speaker; a permutation wrapper must hand in "
+            "its mixture and have no value speaker by speaker; a permutation wrapper must pass "
             "whole mixtures (mode='permutation-wise'). For one mixture pass estimates.unsqueeze(0)."
         )
     if isinstance(estimates, Tensor) and isinstance(references, Tensor):
@@ -82,8 +82,8 @@ def truth_of(
         waveforms = references.reshape(bank.batch, bank.sources, -1)[..., :samples]
     if waveforms is None:
         raise ValueError(
-            "extra needs the references as waveforms, and a bank was handed in. Pass them "
-            "along: loss(estimates, bank, waveforms=references)."
+            "extra needs the references as waveforms, and a bank was passed. Also pass the "
+            "waveforms: loss(estimates, bank, waveforms=references)."
         )
     waves = audio.as_waveform(waveforms, "waveforms").detach()
     checks.check_devices(estimates=call.estimates, waveforms=waves)

@@ -67,7 +67,7 @@ class CurriculumCallback(Callback):
         TypeError: ``trigger`` is not a FrameTrigger. When training (or its sanity check) starts,
             also if the module lacks ``mapss`` or ``on_curriculum_stage``, or ``validation_step``
             returns something else.
-        ValueError: ``attributed`` beside ``pit``.
+        ValueError: both ``attributed`` and ``pit`` are given.
 
     Example::
 
@@ -126,14 +126,14 @@ class CurriculumCallback(Callback):
 
         Raises:
             ValueError: its trigger had other settings. With another ``prefix`` the curriculum
-                starts anew at stage 0, while the rest of the checkpoint is restored.
+                starts over at stage 0, while the rest of the checkpoint is restored.
         """
         try:
             self.trigger.load_state_dict(state_dict["trigger"])
         except ValueError as error:
             raise ValueError(
-                f"the checkpoint's curriculum {self.prefix!r} cannot go on: {error} In Lightning, "
-                "another name begins it anew and restores the rest of the checkpoint: "
+                f"the checkpoint's curriculum {self.prefix!r} cannot continue: {error} In "
+                "Lightning, another prefix restarts it and restores the rest of the checkpoint: "
                 "CurriculumCallback(trigger, prefix='curriculum_2/')."
             ) from error
 

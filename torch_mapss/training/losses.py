@@ -158,7 +158,7 @@ class PerceptualLoss(nn.Module):
         for name, weight in self.weights.items():
             if name not in (*self.terms, "si_sdr"):
                 raise ValueError(
-                    f"weights[{name!r}] is no term; there are {', '.join(self.terms)} and si_sdr."
+                    f"weights[{name!r}] is not a term. Terms: {', '.join(self.terms)} and si_sdr."
                 )
             checks.check_real(weight, name, "[0, inf)", "0 leaves the term out.")
         weighted = self._weighted()
@@ -181,7 +181,7 @@ class PerceptualLoss(nn.Module):
         return [name for name, weight in self.weights.items() if weight and name in self.terms]
 
     def train(self, mode: bool = True) -> PerceptualLoss:
-        """Set the mode like any module; the draws of an evaluation start anew."""
+        """Set the mode like any module; evaluation restarts its draws."""
         self._evaluation_draws = 0
         return super().train(mode)
 

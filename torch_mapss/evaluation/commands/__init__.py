@@ -1,1 +1,1 @@
-"""One file per command: ``add_parser(commands)`` says what it takes, ``run(args)`` does it."""
+"""One module per command: ``add_options(parser)`` adds its options, ``run(args)`` runs it."""

@@ -134,7 +134,7 @@ def scoring_options(args: argparse.Namespace) -> dict[str, Any]:
     options |= {name: value for name, value in vars(args).items() if name in names}
     if "encoder" in options:
         return options
-    options["encoder"] = "mel"  # its own, so that nothing is fetched
+    options["encoder"] = "mel"  # overrides the default, so nothing is fetched
     measures = settings.checked_measures(options.setdefault("measures", WITHOUT_ENCODER))
     if needing := [name for name in measures if name in settings.ENCODER_MEASURES]:
         raise ValueError(
@@ -162,7 +162,7 @@ def threads(count: int | None) -> Iterator[None]:
     usual = torch.get_num_threads()
     if count is not None and count < 1:
         raise ValueError(f"--threads must be at least 1, got {count}.")
-    # Not even to the present number: with some releases of MKL, torch's LU fails once it was set.
+    # None sets nothing: with some releases of MKL, torch's LU fails after any call that sets it.
     if count is not None:
         torch.set_num_threads(count)
     try:

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from torch_mapss.evaluation.comparison import compare
     from torch_mapss.evaluation.results import load_results
 
-    if args.out is not None and args.plots:  # what would fail at the end fails at the start
+    if args.out is not None and args.plots:  # fail now rather than at the end
         plots.check_available()
     results = [load_results(folder) for folder in args.results]
     if args.out is not None:  # a wrong RESULTS leaves no folder behind

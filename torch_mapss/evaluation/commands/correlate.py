@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     from torch_mapss.evaluation.correlate import correlate
     from torch_mapss.evaluation.results import load_results
 
-    if args.out is not None:  # what would fail at the end fails at the start
+    if args.out is not None:  # fail now rather than at the end
         plots.check_available()
     results = load_results(args.results)
     if args.out is not None:  # a wrong RESULTS leaves no folder behind

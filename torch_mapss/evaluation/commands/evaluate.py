@@ -15,11 +15,11 @@ per reference, may be added.
 DIR gets records and frames (per mixture: scores and files, and the scores of every frame),
 settings.json, mixtures.json and, once all is scored, scores.csv (one row per estimate), items.csv
 (per mixture and system: means over its estimates) and summary.csv (per system: means over
-mixtures). Started again with the same settings, it continues where it stopped. Mixtures and systems
-already in DIR stay there. A mixture that fails is listed with its reason, and tried again the next
-time. `compare`, `report` and `worst` read DIR at any time.
+mixtures). Run it again with the same settings to resume. Mixtures and systems already in DIR stay
+there. A mixture that fails is listed with its reason, and retried on the next run. `compare`,
+`report` and `worst` can read DIR at any time.
 --workers and --dask score on several processes or machines; under torchrun and SLURM's srun the
-mixtures are shared out over the processes; for job arrays there is --shard.
+mixtures are divided among the processes; for job arrays there is --shard.
 
 Example:
   torch-mapss evaluate manifest.json --out results
@@ -133,7 +133,7 @@ def _engine(args: argparse.Namespace) -> Iterator[Map]:
     from torch_mapss.evaluation import engines
 
     if args.workers is not None and args.dask is not None:
-        raise ValueError("pass --workers or --dask: a cluster has workers of its own.")
+        raise ValueError("pass either --workers or --dask: a Dask cluster has its own workers.")
     if args.dask is not None:
         with engines.dask_map(args.dask) as dask_map:
             yield dask_map
@@ -154,7 +154,7 @@ def run(args: argparse.Namespace) -> int:
 
     shard = launched_shard() if args.shard is None else parse_shard(args.shard)
     in_process = args.workers is None and args.dask is None
-    # Other processes find their own device, unless one is named, which this one may lack.
+    # Other processes choose their own device; a named one need not exist in this process.
     device = arguments.device_of_options(args.device) if in_process else args.device
     mixtures, quiet = _mixtures(args), args.quiet
     job = MixtureJob(options, device)

@@ -2,11 +2,11 @@
 
 From a results folder: pages of one source each, whose estimates span the measures, all at one
 loudness (MUSHRA, for webMUSHRA). DIR gets the sounds, one configuration per question (quality,
-interference, distortion) and stimuli.csv, the key, to be kept from the listeners. Copy DIR to
+interference, distortion) and stimuli.csv, the key, to be hidden from the listeners. Copy DIR to
 configs/mapss of webMUSHRA and open ?config=mapss/QUESTION.yaml. A DIR that holds another test is
 refused.
-With --ratings, read webMUSHRA's mushra.csv back instead: DIR, that of the test, gets ratings.csv,
-as `torch-mapss correlate` reads it, and ratings_listeners.csv.
+With --ratings, read webMUSHRA's mushra.csv back instead: DIR, the folder of the test, gets
+ratings.csv, as `torch-mapss correlate` reads it, and ratings_listeners.csv.
 
 Examples:
   torch-mapss listen results --out test

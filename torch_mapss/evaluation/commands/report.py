@@ -1,11 +1,11 @@
 """Write a results folder as one page to read and to listen to.
 
 One HTML file that opens from disk without a network: which system is best, the ranking with its
-distribution, means by source, players that switch between reference, estimate and mixture at one
-instant, with spectrograms and scores over time, the worst moments by each score at a click, and a
+distribution, means by source, players that switch instantly between reference, estimate and
+mixture, with spectrograms and scores over time, the worst moments by each score at a click, and a
 table to sort and filter. Hidden references and anchors (control:NAME) are shown apart.
 
-Sounds are embedded as MP3 as far as --embed-mb goes: the worst moments first, then whole files.
+Sounds are embedded as MP3 up to --embed-mb megabytes: the worst moments first, then whole files.
 What does not fit is linked by its relative path, so keep the page where it was written.
 
 Example:
@@ -25,7 +25,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("results", metavar="RESULTS", help="folder that `evaluate` wrote")
     add("--out", required=True, metavar="FILE", help="the HTML file")
-    text = "sound in the page, besides 5 to 15 kB of spectrogram per file (default: %(default)g)"
+    text = (
+        "megabytes of embedded sound, plus 5-15 kB of spectrogram per file (default: %(default)g)"
+    )
     add("--embed-mb", type=float, default=8.0, metavar="MB", help=text)
     add("--title", metavar="TEXT", help="heading (default: the folder's name)")
     add("--audio-root", metavar="DIR", help="where the audio is now, if it was moved")

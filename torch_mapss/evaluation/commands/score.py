@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     """``torch-mapss score``."""
     options = arguments.scoring_options(args)
     picture = args.plot or os.path.join(args.out or ".", "scores.png")
-    if args.plot is not None:  # what would fail at the end fails at the start
+    if args.plot is not None:  # fail now rather than at the end
         from torch_mapss.evaluation import plots
 
         plots.check_available(picture)
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
             on_segment=lambda done, total: bar.update(done / total - bar.n),
             **options,
         )
-    # All that was asked for, before anything is printed.
+    # Everything requested is written before anything is printed.
     written = []
     if args.out is not None:
         stored = settings.storable(options)

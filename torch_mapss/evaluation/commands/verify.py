@@ -38,8 +38,8 @@ def run(args: argparse.Namespace) -> int:
     options = results.options
     if args.pairs > 0 and options is None:
         raise ValueError(
-            "these results were made in Python, which leaves no options to make the scorer again "
-            "with. Pass --pairs 0, or call torch_mapss.evaluation.verify.verify with one."
+            "these results were made in Python, so no options are stored to rebuild the scorer. "
+            "Pass --pairs 0, or pass a scorer to torch_mapss.evaluation.verify.verify."
         )
     verification = verify(
         results, lambda: mapss_of(options or {}, device_of_options(None)), pairs=args.pairs

@@ -1,7 +1,7 @@
-"""List the worst segments of a results folder, as sound if wanted.
+"""List the worst segments of a results folder, and write them as sound on request.
 
-Where each measure is worst over at least 0.3 s. Neighbouring frames that are no better are joined.
-If frames were sampled (--sample-frames) single frames are listed.
+A segment is where a score is worst over at least 0.3 s, extended by neighbouring frames that are no
+better. If frames were sampled (--sample-frames) single frames are listed.
 
 Example:
   torch-mapss worst results --n 20 --wav worst
@@ -38,8 +38,10 @@ def run(args: argparse.Namespace) -> int:
     if args.wav is not None:
         write_segments(results, segments, args.wav)
     columns = "measure", "mixture", "system", "source", "from (s)", "to (s)", "score", "frames"
-    text = {"start": "{:.2f}", "end": "{:.2f}", "frames": "{}"}
-    shown = segments.assign(**{name: segments[name].map(how.format) for name, how in text.items()})
+    formats = {"start": "{:.2f}", "end": "{:.2f}", "frames": "{}"}
+    shown = segments.assign(
+        **{column: segments[column].map(form.format) for column, form in formats.items()}
+    )
     names = ["title", "mixture_id", "system", "source", "start", "end", "value", "frames"]
     rows = shown[names].to_numpy().tolist()
     console.say(io.text_table(columns, rows, left=4))

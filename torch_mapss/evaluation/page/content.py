@@ -57,8 +57,8 @@ def write_page(
     Args:
         results: the folder, or a result of :func:`~torch_mapss.evaluation.results.load_results`.
         path: path of the HTML file.
-        embed_mb: megabytes of sound in the page, besides 5 to 15 kB of spectrogram per file and
-            the curves. 0 embeds none.
+        embed_mb: megabytes of embedded sound, in addition to the curves and 5 to 15 kB of
+            spectrogram per file. 0 embeds none.
         title: heading of the page; the folder's name by default.
 
     Returns:
@@ -85,7 +85,7 @@ def write_page(
     content["title"] = title or content["title"]
     io.write_bytes(path, page_text(content).encode("utf-8", errors="replace"))
     if content["missing"]:
-        warn_user(f"{content['advice']}. The page has no sound of them.")
+        warn_user(f"{content['advice']}. The page contains no sound for them.")
     embedded: str = content["embedded"]
     return embedded
 

@@ -173,7 +173,7 @@ function sortable(table, columns, rows, options) {
   return { view, draw };
 }
 
-// Undefined values stand at the end in both directions.
+// Undefined values come last in both directions.
 function compareCells(a, b, down) {
   if (a === null || a === undefined) return 1;
   if (b === null || b === undefined) return -1;
@@ -262,7 +262,7 @@ function showWorst() {
     return { ...segment, of, index, leaking, mixture: of.mixture, system: of.system, source: of.source };
   });
   byId("worst-note").textContent = !segments.length ? "None are listed." : data.sampled ? "Frames were sampled, so these are single frames."
-    : "Stretches of at least 0.3 s in which a score is worst, over the whole set. Play starts shortly before.";
+    : "Segments of at least 0.3 s in which a score is worst, over the whole set. Play starts shortly before.";
   const lists = data.scores.map(({ name }) => [name, segments.filter((segment) => segment.measure === name)]);
   byId("worst").replaceChildren(...lists.filter(([, list]) => list.length).map(([name, list]) => worstList(name, list)));
   return segments;

@@ -48,7 +48,7 @@ def make_tracks(
 
     Returns:
         * the files by path, each once however many rows play it, without those that cannot be read;
-        * of each worst segment the sounds by role, or None;
+        * for each worst segment, its sounds by role, or None;
         * why a file cannot be read, by path;
         * a sentence on the number of embedded files, and how to embed all.
     """
@@ -107,7 +107,7 @@ def _worst_clips(
 ) -> tuple[list[dict[str, str] | None], int]:
     """The sounds of worst segments, None beyond the budget, and their size in bytes.
 
-    None at all where every file is embedded whole.
+    None if every file is embedded whole.
     """
     if embed_bytes == 0 or len(sounds) == len(files):
         return [None] * len(segments), 0
