@@ -34,8 +34,9 @@ class Score:
     limits: tuple[float | None, float | None] = (None, None)  # lowest and highest possible value
     digits: int = 3  # digits after the decimal point in texts
     higher_is_better: bool = True
-    ranked: bool = False  # whether systems are ranked by it, not only by another pooling
-    diagnostic: bool = False  # whether it does not say which system is better
+    # Whether systems are ranked by it by default; others are further poolings, ranked if named.
+    ranked: bool = False
+    diagnostic: bool = False  # whether it does not say which system is better; never ranked
     frame_field: str | None = None  # field of Scores that is pooled; None: not computed per frame
     defined_field: str = "active"  # bool field of Scores: frames in which it has a value
     pooling: str | None = None  # frames -> utterance, a function of torch_mapss.core.pooling
@@ -223,7 +224,7 @@ _ALL = (
 
 #: All scores by name, in the order of every table, plot and page.
 SCORES: dict[str, Score] = {score.name: score for score in _ALL}
-#: Names of the scores that systems are ranked by.
+#: Names of the scores that systems are ranked by unless scores are named.
 RANKED = tuple(name for name, score in SCORES.items() if score.ranked)
 #: Names of the scores that frames have.
 FRAME_SCORES = tuple(name for name, score in SCORES.items() if score.has_frames)

@@ -98,6 +98,19 @@ def test_systems_and_measures_can_be_chosen():
         compared(rows, measures=["pm"])
 
 
+def test_a_score_that_does_not_rank_by_default_ranks_if_it_is_named():
+    rows = item_rows(spread(LEVELS), ("pm", "log_pm_compressed", "foreign_distance"))
+    assert compared(rows).measures == compared(rows, measures="match").measures == ("pm",)
+    comparison = compared(rows, measures=["log_pm_compressed", "pm"])
+    assert comparison.measures == ("pm", "log_pm_compressed")
+    ranking = ranking_by_system(comparison, "log_pm_compressed")
+    assert [*ranking] == [*ranking_by_system(comparison, "pm")]
+    assert "log PM compressed" in comparison.summary()
+    assert compared(rows, measures="log_pm_compressed").measures == ("log_pm_compressed",)
+    with pytest.raises(ValueError, match="measures must be of pm, log_pm_compressed, match, got"):
+        compared(rows, measures=["foreign_distance"])  # a diagnostic score
+
+
 def test_controls_are_shown_apart_unless_they_are_asked_for():
     """Hidden references and anchors would win or lose every comparison."""
     rows = item_rows(spread({**LEVELS, "control:ref": 1.0}))

@@ -203,6 +203,8 @@ def test_measures_stand_for_their_scores(results):
     items = results.items.assign(ps_pesq=0.5)
     with pytest.raises(ValueError, match="measures must be of clearance, fidelity, ps, pm, log_pm"):
         worst_segments(dataclasses.replace(results, items=items), 1, ["ps_pesq"])
+    with pytest.raises(ValueError, match=r"no worst moments\. It pools log_pm, which has some"):
+        worst_segments(results, 1, ["log_pm_compressed"])
 
 
 def test_controls_are_listed_when_asked_for_or_alone(folder, tmp_path):

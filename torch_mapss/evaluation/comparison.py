@@ -18,6 +18,7 @@ from torch_mapss.evaluation.comparison_notes import (
     ceiling_notes,
     ceiling_shares,
     faulty_channels,
+    pair_encoder_remarks,
     unfinished,
     unlike_lags,
 )
@@ -54,7 +55,8 @@ class Comparison:
     confidence: float  # confidence of the intervals
     weight: str  # weighting of mixtures, one of WEIGHTS
     unlike_lags: str = ""  # sentence on systems that are late or early
-    remarks: tuple[str, ...] = ()  # on unfinished runs, faulty channels, scores at their ceiling
+    # On unfinished runs, the encoder of the pair, faulty channels, scores at their ceiling.
+    remarks: tuple[str, ...] = ()
 
     @property
     def values(self) -> Mapping[str, DataFrame]:
@@ -299,7 +301,9 @@ def compare(
             :func:`torch_mapss.evaluate_set`, or several of these, which are joined if all were
             scored with the same settings.
         systems: names of the systems to compare; all by default.
-        measures: names of the measures or scores to compare; all by default.
+        measures: names of the measures or scores to compare; by default all that systems are
+            ranked by. Further scores that are not diagnostic (``"log_pm_compressed"``,
+            ``"ps_pesq"``) are compared if they are named themselves.
         controls: rank hidden references and anchors (systems ``control:NAME``) as well. By default
             they get a separate table; a control named in ``systems`` is ranked.
         alpha: level of the tests, after Holm's correction over all pairs of systems in a score.
@@ -327,10 +331,8 @@ def compare(
     check_alike(loaded)
     items = pandas.concat([folder.items for folder in loaded], ignore_index=True)
     rows = pandas.concat([folder.scores for folder in loaded], ignore_index=True)
-    if measures is not None:
-        ranked = scores_in(items, ranked=True)
-        items = items.drop(columns={*ranked} - {*score_names(measures, ranked)})
-    scores = tables.compared_scores(items, rows, weight, systems, controls)
+    names = compared_names(items, measures)
+    scores = tables.compared_scores(items, rows, weight, systems, controls, names)
     ceilings = ceiling_shares(loaded, scores)
     pairs, ranking = tables.comparison_and_ranking(
         scores, alpha, weight, ceilings, confidence=confidence, seed=seed
@@ -347,10 +349,30 @@ def compare(
         unlike_lags=unlike_lags(scores),
         remarks=(
             *unfinished(loaded),
+            *pair_encoder_remarks(loaded, names),
             *faulty_channels(loaded, scores.systems),
             *ceiling_notes(ceilings),
         ),
     )
+
+
+def compared_names(items: DataFrame, measures: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Names of the scores to compare, in the order of the table of scores.
+
+    A measure stands for the scores that systems are ranked by; a score that is not diagnostic can
+    be named itself.
+
+    Raises:
+        TypeError, ValueError: a name is not a text, or stands for nothing in the results.
+    """
+    if measures is None:
+        return scores_in(items, ranked=True)
+    available = [name for name in scores_in(items) if not SCORES[name].diagnostic]
+    names: set[str] = set()
+    for asked in [measures] if isinstance(measures, str) else measures:
+        chosen = score_names(asked, available)
+        names |= {name for name in chosen if name == asked or SCORES[name].ranked}
+    return tuple(name for name in available if name in names)
 
 
 def check_alike(results: Sequence[Results]) -> None:

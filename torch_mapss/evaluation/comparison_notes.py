@@ -1,4 +1,4 @@
-"""Caveats of a comparison: lags, faulty channels, unfinished runs, and scores at their ceiling."""
+"""Caveats of a comparison: lags, faulty channels, unfinished runs, encoders, and ceilings."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from torch_mapss.evaluation import io
 from torch_mapss.evaluation.channel_checks import CHANNEL_FAULTS
 from torch_mapss.evaluation.input_checks import LEAST_LAG_S
+from torch_mapss.evaluation.protocol import pair_encoder_notes
 from torch_mapss.score_table import FRAME_SCORES, SCORES
 
 if TYPE_CHECKING:
@@ -66,6 +67,12 @@ def unfinished(results: Sequence[Results]) -> Iterator[str]:
                 f"{io.shown(folder.folder)!r} is not complete: of {expected} outputs (one system, "
                 f"one mixture) {scored} are scored so far."
             )
+
+
+def pair_encoder_remarks(results: Sequence[Results], names: Sequence[str]) -> Iterator[str]:
+    """A sentence on the encoder of clearance and fidelity, if it is not the default one."""
+    for note in pair_encoder_notes(results[0].settings, names):  # all have the same encoders
+        yield f"{note[:1].upper()}{note[1:]}."
 
 
 def faulty_channels(results: Sequence[Results], systems: Sequence[str]) -> Iterator[str]:

@@ -17,7 +17,7 @@ import numpy as np
 from torch_mapss.evaluation import io, significance
 from torch_mapss.evaluation.manifest import CONTROL
 from torch_mapss.evaluation.significance import FEW, Array
-from torch_mapss.score_table import SCORES, score_text, scores_in
+from torch_mapss.score_table import SCORES, score_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -136,17 +136,21 @@ class ComparedScores:
 
 
 def compared_scores(
-    items: DataFrame, rows: DataFrame, weight: str, systems: Sequence[str] | None, controls: bool
+    items: DataFrame,
+    rows: DataFrame,
+    weight: str,
+    systems: Sequence[str] | None,
+    controls: bool,
+    measures: Sequence[str],
 ) -> ComparedScores:
-    """Scores to compare, from the rows of ``items.csv`` and ``scores.csv``.
+    """Scores ``measures`` to compare, from the rows of ``items.csv`` and ``scores.csv``.
 
     Raises:
         ValueError: a mixture and system occur twice with different scores, a system is unknown, or
             none is left.
     """
     items = _chosen(_one_spelling(items, _ITEM), systems, controls)
-    measures = list(scores_in(items, ranked=True))
-    unlike = items.groupby(_ITEM)[measures].nunique(dropna=False).gt(1).any(axis=1)
+    unlike = items.groupby(_ITEM)[[*measures]].nunique(dropna=False).gt(1).any(axis=1)
     if unlike.any():
         mixture, system = unlike.index[unlike.to_numpy()][0]
         raise ValueError(

@@ -106,10 +106,12 @@ def _listed_measures(results: Results, measures: str | Sequence[str] | None) -> 
         return tuple(name for name in WORST_OF if name in available)
     asked = [measures] if isinstance(measures, str) else measures
     for name in asked:
-        if name in ranked and name not in available:
+        if name in results.measures and name not in FRAME_SCORES:
+            pooled = SCORES[name].frame_field
+            instead = f" It pools {pooled}, which has some." if pooled in available else ""
             raise ValueError(
                 f"measures must be of {', '.join(available)}, got {name!r}, which is defined per "
-                "utterance only, so it has no worst moments."
+                f"utterance only, so it has no worst moments.{instead}"
             )
     return score_names(asked, available)
 

@@ -33,7 +33,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("results", nargs="+", metavar="RESULTS", help="folders of results")
     add("--out", metavar="DIR", help="folder for tables and plots (default: nothing is written)")
     add("--systems", nargs="+", metavar="NAME", help="only these (default: all)")
-    only = "only these, by names of measures and of scores (default: all)"
+    only = (
+        "only these, by names of measures and of scores (default: all that rank systems; "
+        "log_pm_compressed and ps_pesq on request)"
+    )
     add("--measures", nargs="+", metavar="NAME", help=only)
     text = "also rank hidden references and anchors (systems control:NAME)"
     add("--controls", action="store_true", help=text)
