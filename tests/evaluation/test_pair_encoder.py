@@ -11,7 +11,7 @@ from checkpoints import random_whisper
 from separations import write_all
 from waveforms import leaky, tones
 
-from torch_mapss import MAPSS, evaluate, load_encoder
+from torch_mapss import MAPSS, compare, evaluate, evaluate_set, load_encoder
 from torch_mapss.evaluation import cli
 from torch_mapss.evaluation.results import load_results
 
@@ -85,6 +85,52 @@ def test_layer_is_refused_for_encoders_without_layers(files, whisper, capsys):
         MAPSS("mel", decomposition_encoder=load_encoder(whisper, layer=1), decomposition_layer=2)
     with pytest.raises(ValueError, match="layer must be from 0 to"):
         MAPSS("mel", decomposition_encoder=whisper, decomposition_layer=9).decomposition_encoder  # noqa: B018
+
+
+def test_pair_encoder_on_another_grid_without_an_encoder(tmp_path, files, capsys):
+    """The pair, bleed and SI-SDR read no other encoder, whose frames need not fit."""
+    command = ["score", "--references", *files[0], "--estimates", *files[1]]
+    command += ["--pair-encoder", "mel-44k"]
+    assert cli.main([*command, "--out", str(tmp_path / "out")]) == 0
+    assert "clearance and fidelity by mel-44k" in capsys.readouterr().out
+    results = load_results(tmp_path / "out")
+    settings = results.settings
+    assert (settings["encoder_rate"], settings["receptive_field"]) == (44_100, 1102)
+    assert settings["decomposition_encoder"]["name"] == "mel-44k"
+    assert "encoder" not in settings
+    measures = ("decomposition", "bleed")
+    alone = MAPSS("mel-44k", decomposition_encoder=load_encoder("mel-44k"), measures=measures)
+    report = evaluate(references=files[0], estimates=files[1], mapss=alone, measures=measures)
+    for name in ("clearance", "fidelity", "si_sdr"):
+        assert list(results.scores[name]) == pytest.approx(list(report.scores[name]), rel=1e-6)
+
+    # In Python the encoder of PS and PM is wav2vec 2.0 by default: not read here, and not loaded.
+    entry = {"mixture_id": "m", "references": files[0], "systems": {"s": files[1]}}
+    options = {"measures": measures, "decomposition_encoder": "mel-44k"}
+    of_set = evaluate_set([entry], out=tmp_path / "set", **options)
+    assert of_set.protocol == results.protocol
+    assert list(of_set.scores["fidelity"]) == pytest.approx(list(results.scores["fidelity"]))
+
+    # PS and PM need another run, and what the message says is a run that works.
+    assert cli.main([*command, "--encoder", "mel", "--out", str(tmp_path / "both")]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "share rate, hop and frame centres" in said
+    assert "on the command line with a run for each, which has its own --measures and --out" in said
+    runs = ([*command, "--measures", "decomposition"], command[:-2] + ["--measures", "bleed", "ps"])
+    for index, run in enumerate(runs):
+        run = [*run, "--encoder", "mel", "--bank-size", "10", "--out", str(tmp_path / f"{index}")]
+        assert cli.main([*run, "--quiet"]) == 0
+
+
+def test_compare_names_the_pair_encoder(tmp_path, files):
+    for system in ("one", "two"):
+        options = {"encoder": "mel", "decomposition_encoder": "waveform"}
+        options |= {"measures": ("decomposition", "bleed")}
+        report = evaluate(references=files[0], estimates=files[1], **options)
+        report.save(tmp_path / "out", system=system)
+    said = "Clearance and fidelity by waveform."
+    assert said in compare(tmp_path / "out").summary()
+    assert said not in compare(tmp_path / "out", measures="bleed").summary()
 
 
 def test_no_note_about_the_default_encoder(files):

@@ -196,6 +196,22 @@ def test_two_encoders_share_their_frames():
         small(MelEncoder(), match_encoder=mel_on_grid(RATE, 160, 400))
 
 
+def test_encoders_that_no_measure_reads_need_not_share_the_frames():
+    references = voices()
+    estimates = impaired(references, 0.3)
+    finer = mel_on_grid(RATE, 160, 400)
+    pair = small(MelEncoder(), decomposition_encoder=finer, measures="decomposition")
+    assert pair.grid.hop == 160
+    alone = small(finer, decomposition_encoder=finer)(estimates, references)
+    torch.testing.assert_close(pair(estimates, references).fidelity, alone.fidelity)
+    with pytest.raises(ValueError, match=r"separation reads encoder .* measures='separation'"):
+        pair(estimates, references, measures="ps")
+    with pytest.raises(ValueError, match="share rate, hop"):
+        small(MelEncoder(), decomposition_encoder=finer, measures=("decomposition", "match"))
+    # Bleed reads the frames alone, which are then those of `encoder`.
+    assert small(MelEncoder(), decomposition_encoder=finer, measures="bleed").grid.hop == 320
+
+
 def test_a_source_with_too_few_distortions_is_refused():
     with pytest.raises(ValueError, match=r"1 distortions at 16000 Hz.*at least 2"):
         small(match_bank=DistortionBank("match", size=1))

@@ -168,6 +168,8 @@ def mapss_of(
     if {"bank_size", "only", "without"} & set(arguments):
         chosen = {name: arguments.pop(name) for name in BANK_SETTINGS if name in arguments}
         arguments = _banks(**chosen) | arguments
+    if "measures" in settings:  # an encoder that none of them reads may have other frames
+        arguments["measures"] = scoring_settings(settings).pipeline_measures
     segment = arguments.get("segment", "auto")
     arguments["segment"] = None if segment == 0 and segment is not False else segment  # 0: whole
     scorer = MAPSS(**arguments)

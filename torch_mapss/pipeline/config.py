@@ -29,11 +29,11 @@ DECOMPOSITION_MEMBERS = 20  # distortions per source in the default bank
 
 
 class Grid(NamedTuple):
-    """The grid of frames that all encoders share."""
+    """A grid of frames that encoders share."""
 
     sample_rate: int
     hop: int
-    receptive_field: int  # largest of all encoders
+    receptive_field: int  # largest of these encoders
 
     def shared(self, embeddings: Tensor, encoder: Any) -> Tensor:
         """Select the shared frames of an encoder's embeddings (..., F, M)."""
@@ -43,6 +43,18 @@ class Grid(NamedTuple):
     def times(self, frames: int) -> Tensor:
         """(F,) times in seconds: the centre of each frame's receptive field."""
         return audio.frame_times(frames, self.receptive_field, self.hop, self.sample_rate)
+
+
+def shared_grid(encoders: Iterable[LazyEncoder]) -> Grid | None:
+    """The grid of encoders whose frames have one rate, hop and centres; None if they differ."""
+    frames = [encoder.frames for encoder in encoders]
+    rates_and_hops = {(encoder.sample_rate, encoder.hop) for encoder in frames}
+    rate, hop = next(iter(rates_and_hops))
+    fields = [encoder.receptive_field for encoder in frames]
+    has_same_centres = all((max(fields) - field) % (2 * hop) == 0 for field in fields)
+    if len(rates_and_hops) > 1 or not has_same_centres:
+        return None
+    return Grid(rate, hop, max(fields))
 
 
 # ------------------------------------------------------------------------------------------------
@@ -138,6 +150,13 @@ class Config:
             checked_steps(self.settings.time, sources)
         # Decomposition's default distortion bank is cut from PS's, so PS's is checked first.
         for measure in reversed(with_encoder(measures)):
+            if measure.encoder not in self.grid_encoders:
+                raise ValueError(
+                    f"{measure.name} reads {measure.encoder} "
+                    f"{self.encoders[measure.encoder].name!r}, which has other frames than the "
+                    f"measures that this MAPSS was made for ({', '.join(self.measures)}). Make "
+                    f"one for it: MAPSS(..., measures={measure.name!r})."
+                )
             count = len(self.banks[measure.bank].available(self.grid.sample_rate))
             if count < measure.least_members:
                 raise ValueError(
@@ -150,23 +169,36 @@ class Config:
                 raise ValueError(too_long("a clip", seconds, encoder.name, encoder.seconds))
 
     @cached_property
+    def grid_encoders(self) -> Mapping[str, LazyEncoder]:
+        """The encoders on the grid, by argument of MAPSS.
+
+        All of them if they share one, so that a call may ask for any measure. Otherwise those that
+        ``measures`` read; where these read none, ``encoder`` alone.
+        """
+        if shared_grid(self.encoders.values()) is not None:
+            return self.encoders
+        read = {measure.encoder for measure in with_encoder(self.measures)} or {"encoder"}
+        return {name: encoder for name, encoder in self.encoders.items() if name in read}
+
+    @cached_property
     def grid(self) -> Grid:
-        """The grid of frames of all measures; ValueError if the encoders do not share one."""
-        by_argument = {name: encoder.frames for name, encoder in self.encoders.items()}
-        grids = {(frames.sample_rate, frames.hop) for frames in by_argument.values()}
-        rate, hop = next(iter(grids))
-        fields = [frames.receptive_field for frames in by_argument.values()]
-        if len(grids) > 1 or any((max(fields) - field) % (2 * hop) for field in fields):
-            listed = ", ".join(
-                f"{name} {self.encoders[name].name!r} ({frames.sample_rate} Hz, hop {frames.hop}, "
-                f"receptive field {frames.receptive_field})"
-                for name, frames in by_argument.items()
-            )
+        """The grid of frames of all measures; ValueError if their encoders do not share one."""
+        grid = shared_grid(self.grid_encoders.values())
+        if grid is None:
+            listed = []
+            for name, encoder in self.grid_encoders.items():
+                frames = encoder.frames
+                listed.append(
+                    f"{name} {encoder.name!r} ({frames.sample_rate} Hz, hop {frames.hop}, "
+                    f"receptive field {frames.receptive_field})"
+                )
             raise ValueError(
-                f"all encoders must share rate, hop and frame centres, got {listed}. Use a "
-                "separate MAPSS for each."
+                "the encoders of all measures must share rate, hop and frame centres, got "
+                f"{', '.join(listed)}. Score the measures of each encoder separately: in Python "
+                "with a MAPSS(..., measures=...) for each, on the command line with a run for "
+                "each, which has its own --measures and --out."
             )
-        return Grid(rate, hop, max(fields))
+        return grid
 
     @cached_property
     def sample_rate(self) -> int:
@@ -182,7 +214,7 @@ class Config:
         """
         if self.segment_setting is None:
             return math.inf
-        strictest = min(self.encoders.values(), key=lambda encoder: encoder.seconds)
+        strictest = min(self.grid_encoders.values(), key=lambda encoder: encoder.seconds)
         longest = strictest.seconds - 2 * CONTEXT
         if isinstance(self.segment_setting, str):
             return min(SEGMENT, longest) if self.encodable_frames >= 1 else math.inf
@@ -200,7 +232,7 @@ class Config:
     @property
     def encodable_frames(self) -> float:
         """Largest number of frames that every encoder accepts with context on both sides."""
-        limits = [encoder.frames.maximum_samples for encoder in self.encoders.values()]
+        limits = [encoder.frames.maximum_samples for encoder in self.grid_encoders.values()]
         samples = min((limit for limit in limits if limit), default=math.inf)
         if math.isinf(samples):
             return samples

@@ -1,4 +1,4 @@
-"""Encodes waveforms on the frames that all encoders share."""
+"""Encodes waveforms on the frames that encoders share."""
 
 from __future__ import annotations
 

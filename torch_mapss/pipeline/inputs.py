@@ -190,7 +190,8 @@ def true_lengths(
     rate, shortest = config.sample_rate, min(true)
     least = samples_of_a_frame(config)
     if shortest < least:
-        widest = max(config.encoders.values(), key=lambda encoder: encoder.frames.receptive_field)
+        encoders = config.grid_encoders.values()
+        widest = max(encoders, key=lambda encoder: encoder.frames.receptive_field)
         raise ValueError(
             f"estimates and references: mixture {true.index(shortest)} has {shortest} samples "
             f"({1000 * shortest / rate:.1f} ms), but one frame of encoder {widest.name!r} needs at "

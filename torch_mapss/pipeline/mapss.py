@@ -54,7 +54,9 @@ class MAPSS(nn.Module):
             spaced, if None.
         measures: measures to compute by default, one or several of ``"decomposition"`` (clearance
             and fidelity), ``"separation"`` (PS), ``"match"`` (PM) and ``"bleed"``; None: all.
-            Measures you leave out cost nothing, and their encoders are not loaded.
+            Measures you leave out cost nothing. Their encoders are not loaded and may have another
+            rate and hop: ``MAPSS("mel", decomposition_encoder="mert", measures="decomposition")``
+            scores on the frames of MERT and refuses PS and PM.
         seed: seed of the noise in the default banks. Equal seeds give equal scores.
         sample_rate: sample rate of your waveforms in Hz; they are resampled to the encoder's rate.
             None means they are already at that rate.
@@ -99,8 +101,9 @@ class MAPSS(nn.Module):
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: a setting is out of range, the encoders' frames do not line up, or a distortion
-            bank is of the other kind (PS's where PM's is expected) or has too few members.
+        ValueError: a setting is out of range, the frames of the encoders of ``measures`` do not
+            line up, or a distortion bank is of the other kind (PS's where PM's is expected) or has
+            too few members.
         ValueError, OSError, ImportError: at the first use of an encoder, if it cannot be loaded,
             see :func:`torch_mapss.load_encoder`.
 
@@ -217,7 +220,7 @@ class MAPSS(nn.Module):
 
     @property
     def grid(self) -> Grid:
-        """The grid of frames that all encoders share."""
+        """The grid of frames that the encoders share."""
         return self.config.grid
 
     @property
