@@ -251,4 +251,4 @@ def window_level(windows: Windows, p: float) -> Tensor:
     return safe_sqrt(window_means(windows, p).square().sum(-1) / windows.number)
 
 
-PESQ_RANGE = tuple(pesq_score(torch.tensor([0.0, 1.0], dtype=torch.float64)).tolist())
+PESQ_RANGE = tuple(pesq_score(torch.tensor([0.0, 1.0], dtype=torch.float64, device="cpu")).tolist())

@@ -58,10 +58,11 @@ def separated(references: Tensor, grade: Grade) -> Tensor:
 def shaken(waves: Tensor, amount: float, seed: int = 0) -> Tensor:
     """Shift all phases in the spectrogram of ``waves`` (S, T) by up to ``amount`` * π."""
     size, hop = 512, 128
-    window = torch.hann_window(size)
+    window = torch.hann_window(size, dtype=waves.dtype, device=waves.device)
     spectrum = torch.stft(waves, size, hop, window=window, return_complex=True)
     generator = torch.Generator().manual_seed(seed)
-    angle = amount * math.pi * (2.0 * torch.rand(spectrum.shape, generator=generator) - 1.0)
+    uniform = torch.rand(spectrum.shape, generator=generator, dtype=torch.float32, device="cpu")
+    angle = amount * math.pi * (2.0 * uniform - 1.0)
     turned = spectrum * torch.polar(torch.ones_like(angle), angle)
     return torch.istft(turned, size, hop, window=window, length=waves.shape[-1])
 

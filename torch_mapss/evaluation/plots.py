@@ -196,7 +196,8 @@ def spectrogram(wave: Tensor, size: int) -> Tensor:
         (size // 2 + 1, T // (size // 4) + 1), of Hann windows of ``size`` samples that are centred
         on multiples of size // 4, with zeros beyond the ends.
     """
-    x, window = wave.detach().float().cpu(), torch.hann_window(size)
+    x = wave.detach().float().cpu()
+    window = torch.hann_window(size, dtype=torch.float32, device="cpu")
     how: dict[str, Any] = {"pad_mode": "constant", "return_complex": True}
     power = torch.stft(x, size, size // 4, window=window, **how).abs().square()
     relative = power / power.max().clamp(min=1e-20)

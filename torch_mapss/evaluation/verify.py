@@ -238,7 +238,7 @@ def _frame_scores(frames: SystemFrames, measures: tuple[str, ...]) -> Scores:
     }
     values |= {name: x.nan_to_num() for name, x in values.items() if name != "bleed_db"}
     active = torch.from_numpy(frames.active)[None]
-    return Scores(active, torch.empty(0), measures, **values, **defined)
+    return Scores(active, torch.empty(0, dtype=torch.float64), measures, **values, **defined)
 
 
 def _without_frames(results: Results) -> Iterator[str]:

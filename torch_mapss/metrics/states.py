@@ -66,7 +66,8 @@ def fingerprint(mapss: MAPSS, *settings: Any) -> Tensor:
     encoders = [encoder.load() for encoder in lazy if not encoder.pretrained]
     custom = [id(encoder.function) for encoder in encoders if isinstance(encoder, CustomEncoder)]
     text = json.dumps([mapss.key, mapss.describe(), custom, *settings], default=str)
-    return torch.tensor(list(hashlib.sha256(text.encode()).digest()), device="cpu")
+    digest = hashlib.sha256(text.encode()).digest()
+    return torch.tensor(list(digest), dtype=torch.int64, device="cpu")
 
 
 def in_precision(name: str, value: Any) -> Any:
@@ -117,7 +118,7 @@ def batch_sums(values: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
     return {
         "item_sum": means.nan_to_num(0.0).to(dtype).sum(0),
         "items": (~means.isnan()).sum(0),
-        "seen": torch.tensor(batch, device=values.device),
+        "seen": torch.tensor(batch, dtype=torch.int64, device=values.device),
         "source_sum": pad(values.nan_to_num(0.0).to(dtype).sum(0), padding),
         "source_count": pad(defined.sum(0), padding),
     }
@@ -125,7 +126,7 @@ def batch_sums(values: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
 
 def history_rows(values: Tensor) -> tuple[Tensor, Tensor]:
     """Scores (B, K, S', F) of a batch, flat and on the CPU, and S' and F of every item, flat."""
-    shape = torch.tensor(values.shape[2:], device="cpu").repeat(len(values))
+    shape = torch.tensor(values.shape[2:], dtype=torch.int64, device="cpu").repeat(len(values))
     return values.detach().to("cpu", torch.float32).flatten(), shape
 
 
@@ -165,5 +166,5 @@ def padded(items: Sequence[Tensor]) -> Tensor:
 def item_rows(items: Sequence[Tensor]) -> Tensor:
     """(n, S') of the (S', 1 + F) of each item: its pooled scores, NaN where undefined."""
     if not items:
-        return torch.zeros(0, 0, device="cpu")
+        return torch.zeros(0, 0, dtype=torch.float32, device="cpu")
     return padded([item[:, :1] for item in items]).squeeze(-1)

@@ -128,7 +128,8 @@ class FrameValues:
             sums = {name: total.to(device) for name, total in self._sums.items()}
             tails = utterance_half_widths(sums, clearance_frames, fidelity_frames, confidence)
         else:  # no frame is scored
-            nothing = torch.full(clearance_frames.shape, torch.nan, device=device)
+            size = clearance_frames.shape
+            nothing = torch.full(size, torch.nan, dtype=torch.float64, device=device)
             tails = nothing, nothing
         dtype = torch.promote_types(self.call.estimates.dtype, torch.float32)
         return {

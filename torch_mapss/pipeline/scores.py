@@ -150,7 +150,8 @@ class Scores:
 
         The paper pools PM by its plain mean [eq:avg_pooling_pm].
         """
-        undefined = torch.full(self.active.shape[:2], torch.nan, device=self.active.device)
+        size, device = self.active.shape[:2], self.active.device
+        undefined = torch.full(size, torch.nan, dtype=torch.float32, device=device)
         pooled = {
             name: undefined if getattr(self, score.frame_field) is None else self._pooled(score)
             for name, score in SCORES.items()

@@ -338,7 +338,8 @@ class FrameTrigger:
         Returns:
             The event if the trigger fires now, else None.
         """
-        frames = {m: torch.cat(self._frames.get(m, [torch.empty(0)])) for m in self.measures}
+        nothing = torch.empty(0, dtype=torch.float32, device="cpu")
+        frames = {m: torch.cat(self._frames.get(m, [nothing])) for m in self.measures}
         self._frames = {}
         self.epoch += 1
         if any(len(values) < self.min_frames for values in frames.values()):

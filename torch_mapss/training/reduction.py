@@ -87,6 +87,6 @@ def reduced_extra(value: object, reduction: str, shape: torch.Size) -> Tensor:
     if reduction == "item":
         return value if value.ndim == 1 else value.mean(-1)
     if reduction == "global":  # every mixture weighs the same, whatever the shape
-        count = torch.tensor([shape[0]], device=value.device)
+        count = torch.tensor([shape[0]], dtype=torch.int64, device=value.device)
         return means_over_processes(value.mean().reshape(1) * shape[0], count)[0]
     return value.mean() if reduction == "mean" else value.sum()
