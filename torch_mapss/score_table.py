@@ -263,12 +263,12 @@ def score_names(names: str | Iterable[str], available: Iterable[str] = SCORES) -
         ('log_pm',)
     """
     columns = tuple(available)
-    chosen: list[str] = []
+    scores: list[str] = []
     for name in [names] if isinstance(names, str) else names:
         if not isinstance(name, str):
             raise TypeError(f"measures must be names, got {name!r}.")
         if name in columns:
-            chosen.append(name)
+            scores.append(name)
             continue
         family = [score for score in scores_of([name]) if not SCORES[score].diagnostic]
         members = [score for score in family if score in columns]
@@ -279,8 +279,8 @@ def score_names(names: str | Iterable[str], available: Iterable[str] = SCORES) -
             raise ValueError(
                 f"measures must be of {', '.join([*columns, *families])}, got {name!r}."
             )
-        chosen += members
-    return tuple(dict.fromkeys(chosen))
+        scores += members
+    return tuple(dict.fromkeys(scores))
 
 
 def scores_in(columns: Iterable[Any], ranked: bool | None = None) -> tuple[str, ...]:

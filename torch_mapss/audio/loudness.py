@@ -144,9 +144,9 @@ def check_samples(wave: Tensor, name: str) -> Tensor:
     """The waveform as floats; ValueError if it is empty or has a non-finite sample."""
     wave = with_samples(wave, name)
     if not bool(wave.detach().abs().amax(-1).isfinite().all()):
-        where = (~wave.detach().isfinite()).nonzero()[0].tolist()
+        index = (~wave.detach().isfinite()).nonzero()[0].tolist()
         raise ValueError(
-            f"{name} must hold finite samples, got NaN or infinity at index {tuple(where)} of "
+            f"{name} must hold finite samples, got NaN or infinity at index {tuple(index)} of "
             f"shape {tuple(wave.shape)}. No level can be measured; find the step that produced it."
         )
     return wave

@@ -103,8 +103,8 @@ def bootstrap_separation(
 
     def scores(weights: Tensor) -> Tensor:
         squared = _resampled_distances(weights, deviations, delta, divisor).mT
-        chosen = squared.gather(-1, own_and_nearest(squared, active, points))
-        a, b = (chosen + ridge).sqrt().unbind(-1)
+        own_and_foreign = squared.gather(-1, own_and_nearest(squared, active, points))
+        a, b = (own_and_foreign + ridge).sqrt().unbind(-1)
         return ratio(a, b, settings.convention)
 
     blocks = _blocks(counts, len(outputs), clusters.shape[-1])
@@ -119,8 +119,8 @@ def _resampled_distances(
     shift = (weights.unsqueeze(-2) @ deviations).squeeze(-2) / n  # (R, F, S, D) μ* - c
     scatter = _weighted_scatter(weights, deviations)
     scatter = scatter - n.unsqueeze(-1) * shift.unsqueeze(-1) * shift.unsqueeze(-2)
-    moved = delta - shift.unsqueeze(-2)
-    return squared_mahalanobis(ridge_factor(scatter, divisor), moved)
+    from_mean = delta - shift.unsqueeze(-2)
+    return squared_mahalanobis(ridge_factor(scatter, divisor), from_mean)
 
 
 # --------------------------------------------------------------------------------------------

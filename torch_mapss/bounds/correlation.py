@@ -220,9 +220,9 @@ def correlation_bounds(
     else:
         value = _spearman(x, m, present)
         radius = spearman_radius(x, m, b, present)
-        if printed:  # the larger change where all scores rise, or all fall, by their b
-            moved = (_spearman(y, m, present) for y in (x + b, x - b))  # [eq:srcc_bias]
-            radius = torch.maximum(*((bound - value).abs() for bound in moved))
+        if printed:  # [eq:srcc_bias]: the larger change if all scores rise, or all fall, by their b
+            raised, lowered = _spearman(x + b, m, present), _spearman(x - b, m, present)
+            radius = torch.maximum((raised - value).abs(), (lowered - value).abs())
         scale = h / normal_quantile(confidence)
         level = (1.0 + confidence) / 2.0 if printed else confidence
         width = _jittered_width(x, m, scale, present, level, draws, seed)
@@ -308,8 +308,8 @@ def _jittered_width(
     value, rating = _spearman(x, m, present), _ranks(m, present)
     changes = []
     for jitter in normal.split(max(1, _BLOCK // max(x.numel(), 1))):
-        moved = _ranks(x + jitter * scale, present.expand(len(jitter), *present.shape))
-        changes.append((_pearson(moved, rating, present) - value).abs())
+        jittered_ranks = _ranks(x + jitter * scale, present.expand(len(jitter), *present.shape))
+        changes.append((_pearson(jittered_ranks, rating, present) - value).abs())
     return quantile(torch.cat(changes), level)
 
 

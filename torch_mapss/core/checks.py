@@ -261,9 +261,9 @@ def differing(
 ) -> Iterator[tuple[str, Any, Any]]:
     """Yield ``(key, expected, actual)`` where two nested mappings differ; keys as ``bank.size``."""
     for key in sorted({*expected, *actual}):
-        value, unlike = expected.get(key), actual.get(key)
-        if isinstance(value, Mapping) and isinstance(unlike, Mapping):
-            for name, *values in differing(value, unlike):
+        expected_value, actual_value = expected.get(key), actual.get(key)
+        if isinstance(expected_value, Mapping) and isinstance(actual_value, Mapping):
+            for name, *values in differing(expected_value, actual_value):
                 yield f"{key}.{name}", *values
-        elif value != unlike:
-            yield key, value, unlike
+        elif expected_value != actual_value:
+            yield key, expected_value, actual_value

@@ -215,10 +215,10 @@ def coordinates(kernel: Tensor, keep: Tensor, rows: int, alpha: float, steps: in
     degree = torch.where(keep, w * (w @ kernel), 1.0)
     present = torch.where(keep, degree, zero)
     stationary = present / present.sum(-1, keepdim=True).clamp(min=SMALLEST_LENGTH)
-    left, right = w / degree, w
-    p = left[..., :rows, None] * kernel[:, None, :rows] * right.unsqueeze(-2)
+    row_factor, column_factor = w / degree, w
+    p = row_factor[..., :rows, None] * kernel[:, None, :rows] * column_factor.unsqueeze(-2)
     for _ in range(steps - 1):
-        p = ((p * left.unsqueeze(-2)) @ kernel.unsqueeze(1)) * right.unsqueeze(-2)
+        p = ((p * row_factor.unsqueeze(-2)) @ kernel.unsqueeze(1)) * column_factor.unsqueeze(-2)
     scale = torch.where(keep, stationary, 1.0).rsqrt() * weight
     return p * scale.unsqueeze(-2)
 

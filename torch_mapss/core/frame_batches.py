@@ -190,11 +190,12 @@ class _Recomputed(torch.autograd.Function):
         if not live:
             return (None,) * (len(leaves) + 1)
         outputs, weights = zip(*live)
-        chosen = [leaf for leaf in leaves if leaf.requires_grad]
-        of_chosen = iter(torch.autograd.grad(outputs, chosen, weights, allow_unused=True))
+        with_gradient = [leaf for leaf in leaves if leaf.requires_grad]
+        leaf_gradients = torch.autograd.grad(outputs, with_gradient, weights, allow_unused=True)
+        remaining_gradients = iter(leaf_gradients)
         input_gradients: list[Tensor | None] = []
         for needs, tensor in zip(needs_gradient, saved):
-            gradient = next(of_chosen) if needs else None
+            gradient = next(remaining_gradients) if needs else None
             if gradient is not None:
                 gradient = once(gradient, "scores of frames", tensor)
             input_gradients.append(gradient)

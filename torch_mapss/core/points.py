@@ -235,12 +235,12 @@ def _check_distortions_left(
     mask: Tensor, active: Tensor | None, minimum: int, lead: torch.Size
 ) -> None:
     """Raise ValueError if an active source has fewer than ``minimum`` distortions; reads values."""
-    left = mask.sum(-1)
-    short = left < minimum if active is None else (left < minimum) & active
+    remaining = mask.sum(-1)
+    short = remaining < minimum if active is None else (remaining < minimum) & active
     if bool(short.any()):
         frame, source = (int(index) for index in short.nonzero()[0])
         raise ValueError(
-            f"mask leaves {int(left[frame, source])} distortions for active source {source} in "
-            f"{checks.describe_frame(frame, lead)}; at least {minimum} are needed. Keep more of "
+            f"mask leaves {int(remaining[frame, source])} distortions for active source {source} "
+            f"in {checks.describe_frame(frame, lead)}; at least {minimum} are needed. Keep more of "
             "them in the mask, or mark the source inactive there."
         )

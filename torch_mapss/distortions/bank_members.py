@@ -50,10 +50,10 @@ def paper_members(kind: str) -> tuple[Distortion, ...]:
 
 
 def select_members(
-    members: tuple[Distortion, ...], chosen: Iterable[str], argument: str, kind: str
+    members: tuple[Distortion, ...], selected: Iterable[str], argument: str, kind: str
 ) -> tuple[Distortion, ...]:
-    """Members that are chosen by name or by family."""
-    selection = {chosen} if isinstance(chosen, str) else set(chosen)
+    """Members that are selected by name or by family."""
+    selection = {selected} if isinstance(selected, str) else set(selected)
     families = dict.fromkeys(member.family for member in members)
     unknown = selection - set(families) - {member.name for member in members}
     if unknown:

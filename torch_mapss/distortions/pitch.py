@@ -121,9 +121,9 @@ def vocoder_phases(waveform: Tensor, sample_rate: int, *, semitones: float) -> T
     anchor_phases = [torch.complex(ones, torch.zeros_like(ones))]
     for first_anchor in range(0, length // step, at_once):
         count = min(at_once, length // step - first_anchor)
-        left = first_anchor * step - lead(window) if first_anchor else 0
-        piece = waveform[..., left : (first_anchor + count) * step + window]
-        offset = first_anchor * step - left if first_anchor else 0
+        piece_begin = first_anchor * step - lead(window) if first_anchor else 0
+        piece = waveform[..., piece_begin : (first_anchor + count) * step + window]
+        offset = first_anchor * step - piece_begin if first_anchor else 0
         frames = analysis_frames(piece, ratio, window, count * hops + 1, offset)
         first_phase = anchor_phases[-1][..., -1, :] if first_anchor else None
         phases, _ = vocoder_frames(*frames, ratio, first_phase)
@@ -261,8 +261,8 @@ def fourier_resample(waveform: Tensor, sample_rate: int, ratio: Fraction, length
         )
         share = (bins_below_end * (sample_rate / (k * p) / EDGE)).clamp(max=1)
         spectrum = spectrum * (0.5 - 0.5 * torch.cos(torch.pi * share))
-    moved = torch.fft.irfft(spectrum, n=k * q)  # irfft appends the missing zeros
-    return moved[..., :length] * (q / p)
+    resampled = torch.fft.irfft(spectrum, n=k * q)  # irfft appends the missing zeros
+    return resampled[..., :length] * (q / p)
 
 
 def vibrato(

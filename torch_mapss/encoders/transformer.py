@@ -169,8 +169,8 @@ def load_transformer(source: Source) -> TransformerEncoder:
             layer does not exist; the device is not available.
         OSError: the checkpoint is on the hub and cannot be fetched.
     """
-    where = source.local_files_only, source.cache_dir
-    kind, files, config, row = described(source.checkpoint, *where)
+    lookup = source.local_files_only, source.cache_dir
+    kind, files, config, row = described(source.checkpoint, *lookup)
     layers = int(config.num_hidden_layers)
     layer = check_whole(row.layer if source.layer is None else source.layer, "layer")
     if not 0 <= layer <= layers:

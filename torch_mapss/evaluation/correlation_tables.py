@@ -161,9 +161,9 @@ class Correlation:
         stimuli = self.stimuli[np.logical_and(*same)].dropna(subset=[row["measure"]])
         x = stimuli[row["measure"]].to_numpy(float)
         for track, (marker, color) in self._track_styles().items():
-            chosen = (stimuli["track"] == track).to_numpy()
+            of_track = (stimuli["track"] == track).to_numpy()
             style = {"color": color, "marker": marker, "markersize": 4, "linestyle": ""}
-            ax.plot(x[chosen], stimuli.loc[chosen, "rating"], zorder=3, **style)
+            ax.plot(x[of_track], stimuli.loc[of_track, "rating"], zorder=3, **style)
         kinds = {"srcc": "SRCC (rank)", "pcc": "PCC (linear)"}
         values = ", ".join(f"{kinds[method]} {_number(row[method])}" for method in METHODS)
         label = self.labels[row["measure"]]

@@ -54,8 +54,8 @@ def energy_ratios(
     for channel in range(len(waves[0])):
         finite = [_finite(wave[channel, :samples]) for wave in waves]
         truth, outputs = finite[: len(references)], finite[len(references) :]
-        moved = [shift(wave, lag) if lag else wave for wave, lag in zip(outputs, shifts)]
-        ratios = _of_channel(moved, truth, attributed, bss)
+        aligned = [shift(wave, lag) if lag else wave for wave, lag in zip(outputs, shifts)]
+        ratios = _of_channel(aligned, truth, attributed, bss)
         ratios_of_channels.append({name: values.tolist() for name, values in ratios.items()})
     return ratios_of_channels
 

@@ -215,8 +215,8 @@ def _levels(inspection: Inspection) -> _Findings:
         clip = clips[row]
         if clip.cancelled > 10 * math.log10(clip.channels) + _CANCELLED_DB:
             silence = clip.cancelled == math.inf
-            left = "is silence" if silence else f"lies {clip.cancelled:.0f} dB below them"
-            yield "channels", row, label, clip.channels, left
+            mean_level = "is silence" if silence else f"lies {clip.cancelled:.0f} dB below them"
+            yield "channels", row, label, clip.channels, mean_level
     for row, clip in clips.items():
         mean, level = inspection.means[row], inspection.levels[row]
         if level > SILENCE_PEAK and _LEAST_OFFSET < abs(mean) / level < 1.0 - 1e-6:
@@ -291,8 +291,8 @@ def _sums(inspection: Inspection) -> _Findings:
         summands = [inspection.references[k].name for k, weight in by_row if weight > _PART]
         # With a negative weight, another reference is the sum.
         negative = bool((weights < -_PART).any())
-        left = 1.0 - float(target @ weights)
-        if left < 10 ** (_SUM_DB / 10) and len(summands) > 1 and not negative:
+        residual = 1.0 - float(target @ weights)
+        if residual < 10 ** (_SUM_DB / 10) and len(summands) > 1 and not negative:
             advice = " ".join(clip.name for k, clip in inspection.references.items() if k != row)
             yield "sum", None, inspection.references[row].label, " and ".join(summands), advice
 
@@ -338,7 +338,7 @@ def _order(inspection: Inspection) -> _Findings:
     levels = []  # SI-SDR of every estimate with every reference
     for row, *_ in inspection.estimates:
         levels.append([inspection.si_sdr[row][reference_row] for reference_row in rows])
-    moved = []
+    swaps = []
     for (row, clip, reference_row), best in zip(
         inspection.estimates, linear_sum_assignment(levels, True)[1]
     ):
@@ -346,9 +346,9 @@ def _order(inspection: Inspection) -> _Findings:
         if rows[best] != reference_row:
             better = inspection.references[rows[best]].label
             text = f"{clip.label} fits {better} by {gain:.0f} dB better"
-            moved.append((level > _SWAP_LEAST_DB and gain > _SWAP_DB, text))
-    if moved and all(clear for clear, _ in moved):
-        yield "order", None, ", ".join(text for _, text in moved)
+            swaps.append((level > _SWAP_LEAST_DB and gain > _SWAP_DB, text))
+    if swaps and all(is_clear for is_clear, _ in swaps):
+        yield "order", None, ", ".join(text for _, text in swaps)
 
 
 _CHECKS = (_levels, _lags, _bands, _twins, _sums, _copies, _order)

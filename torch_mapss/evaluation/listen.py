@@ -88,9 +88,12 @@ def choose(results: Results, count: int = 12, *, seed: int = 0) -> list[list[Row
     """
     count = check_whole(count, "count", 1)
     scored = results.scores[results.scores["status"] == "ok"]
-    files = zip(scored["estimate"], scored["reference"])
-    same = [len({results.sha256.get(path, path) for path in pair}) == 1 for pair in files]
-    scored = scored[~np.array(same, dtype=bool)]
+    hashes = [
+        [results.sha256.get(path, path) for path in scored[column]]
+        for column in ("estimate", "reference")
+    ]
+    is_reference = [estimate == reference for estimate, reference in zip(*hashes)]
+    scored = scored[~np.array(is_reference, dtype=bool)]
     if scored.empty:
         raise ValueError(
             "no estimate has scored frames, so there is nothing to listen to: see the column "
@@ -108,11 +111,11 @@ def choose(results: Results, count: int = 12, *, seed: int = 0) -> list[list[Row
     ]
     chance.shuffle(pages)
     filled: Counter[tuple[int, ...]] = Counter()
-    chosen: list[list[Row]] = []
-    while pages and len(chosen) < count:
-        chosen.append(pages.pop(int(np.argmax([_gain(rows, filled) for rows in pages]))))
-        filled.update(row["cell"] for row in chosen[-1])
-    return chosen
+    chosen_pages: list[list[Row]] = []
+    while pages and len(chosen_pages) < count:
+        chosen_pages.append(pages.pop(int(np.argmax([_gain(rows, filled) for rows in pages]))))
+        filled.update(row["cell"] for row in chosen_pages[-1])
+    return chosen_pages
 
 
 def _gain(rows: Sequence[Row], filled: Counter[tuple[int, ...]]) -> float:

@@ -198,8 +198,8 @@ def spectrogram(wave: Tensor, size: int) -> Tensor:
     """
     x = wave.detach().float().cpu()
     window = torch.hann_window(size, dtype=torch.float32, device="cpu")
-    how: dict[str, Any] = {"pad_mode": "constant", "return_complex": True}
-    power = torch.stft(x, size, size // 4, window=window, **how).abs().square()
+    options: dict[str, Any] = {"pad_mode": "constant", "return_complex": True}
+    power = torch.stft(x, size, size // 4, window=window, **options).abs().square()
     relative = power / power.max().clamp(min=1e-20)
     return 10.0 * relative.clamp(min=10.0 ** (-_DEPTH_DB / 10.0)).log10()
 
@@ -249,8 +249,8 @@ def system_boxes(values: _Values, ranking: DataFrame, measure: str, percent: str
     for position, system, group in zip(positions, rows["system"], rows["group"]):
         x = values[measure][system].dropna().to_numpy()
         is_crowded = len(x) > _MOST_POINTS
-        where: dict[str, Any] = {"positions": [position], "widths": 0.55, "manage_ticks": False}
-        ax.boxplot([x], sym="." if is_crowded else "", **where, **lines)
+        placement: dict[str, Any] = {"positions": [position], "widths": 0.55, "manage_ticks": False}
+        ax.boxplot([x], sym="." if is_crowded else "", **placement, **lines)
         if not is_crowded:  # a fixed spread: equal data, equal picture
             spread = position + 0.16 * np.sin(np.arange(len(x)) * 2.4)
             ax.plot(spread, x, ".", color="#999999", markersize=4, zorder=2)

@@ -70,10 +70,10 @@ def record_of(
         seconds: duration of the audio.
     """
     undefined = table["frames"] == 0
-    warnings = [
-        "; ".join(finding.text for finding in findings if finding.estimate in (None, index))
-        for index in range(len(table))
-    ]
+    warnings = []
+    for index in range(len(table)):
+        texts = [finding.text for finding in findings if finding.estimate in (None, index)]
+        warnings.append("; ".join(texts))
     table = table.assign(
         silent=table["silent"].astype(int),
         status=undefined.map({True: "undefined", False: "ok"}),

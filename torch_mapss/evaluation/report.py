@@ -401,8 +401,8 @@ def plot_reports(
     if figure is None:
         width = 9.0 if len(reports) == 1 else 1.0 + 4.2 * len(reports)
         figure = plots.new_figure(width, 0.8 + 1.05 * sum(ratios))
-    how: dict[str, Any] = {"sharex": True, "sharey": "row", "squeeze": False}
-    axes = figure.subplots(len(ratios), len(reports), height_ratios=ratios, **how)
+    shared_axes: dict[str, Any] = {"sharex": True, "sharey": "row", "squeeze": False}
+    axes = figure.subplots(len(ratios), len(reports), height_ratios=ratios, **shared_axes)
     longest = 40 if len(reports) == 1 else 16  # number of characters that fit beside mean scores
     for column, report, title in zip(axes.T, reports, titles):
         if mixed:
@@ -414,9 +414,9 @@ def plot_reports(
         for index, source_axes in enumerate(np.split(column[int(mixed) :], len(sources))):
             _draw_source(source_axes, report, index, pairs, longest)
         if title:
-            where: dict[str, Any] = {"xy": (0.5, 1.0), "xycoords": "axes fraction", "ha": "center"}
-            where |= {"xytext": (0, 26), "textcoords": "offset points"}
-            column[0].annotate(title.replace("$", r"\$"), **where, fontsize="large")
+            placement: dict[str, Any] = {"xy": (0.5, 1.0), "xycoords": "axes fraction"}
+            placement |= {"xytext": (0, 26), "textcoords": "offset points", "ha": "center"}
+            column[0].annotate(title.replace("$", r"\$"), **placement, fontsize="large")
     for ax in axes.flat:
         ax.label_outer()
     if pairs:

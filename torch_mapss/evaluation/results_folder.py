@@ -296,8 +296,9 @@ def read_mixtures(folder: str) -> tuple[Mixture, ...]:
 def _root(folder: str, content: Mapping[str, Any]) -> str:
     """Folder of the audio: the original one, unless it was moved together with the results."""
     root, relative = io.native(content["root"]), content["relative"]
-    moved = os.path.normpath(os.path.join(folder, io.native(relative or ".")))
-    return moved if relative and not os.path.isdir(root) and os.path.isdir(moved) else root
+    new_root = os.path.normpath(os.path.join(folder, io.native(relative or ".")))
+    was_moved = relative and not os.path.isdir(root) and os.path.isdir(new_root)
+    return new_root if was_moved else root
 
 
 def with_stored_spelling(folder: str, mixtures: Sequence[Mixture]) -> tuple[Mixture, ...]:

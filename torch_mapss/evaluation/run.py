@@ -94,9 +94,9 @@ def evaluate_set(
     """
     settings = checked_names(settings)
     job = MixtureJob(settings, device, mapss)
-    chosen = Shard() if shard is None else parse_shard(shard)
+    own_shard = Shard() if shard is None else parse_shard(shard)
     results = score_mixtures(
-        as_mixtures(manifest), out, job, map=map, shard=chosen, quiet=not progress
+        as_mixtures(manifest), out, job, map=map, shard=own_shard, quiet=not progress
     )
     for line in (*results.failures, *results.warnings):
         checks.warn_user(f"{line}.")

@@ -57,15 +57,15 @@ class Scorer:
     ) -> Scorer:
         """Make a scorer from settings; arguments and errors as in :func:`torch_mapss.evaluate`."""
         settings = checked_names(settings)
-        chosen = scoring_settings(settings)
-        if chosen.measures is not None and "bss" in chosen.measures:
+        scoring = scoring_settings(settings)
+        if scoring.measures is not None and "bss" in scoring.measures:
             bss_package()  # fail now rather than for every mixture
         by_name = mapss is None and isinstance(settings.get("encoder", ""), str)
         if device == "auto" or (device is None and by_name):
             device = best_device()
         mapss = mapss_of(settings, device, mapss)
         size = settings.get("bank_size") or _LEAST_BANK
-        computes_pm = "match" in (chosen.pipeline_measures or mapss.measures)
+        computes_pm = "match" in (scoring.pipeline_measures or mapss.measures)
         if size < _LEAST_BANK and computes_pm:
             checks.warn_user(
                 f"bank_size={size} makes PM and log PM meaningless: they come from the spread of "
@@ -73,7 +73,7 @@ class Scorer:
             )
         encoder_device = mapss.config.encoders["encoder"].device
         waveform_device = encoder_device if device is None else torch.device(device)
-        return Scorer(mapss, chosen, with_index(waveform_device))
+        return Scorer(mapss, scoring, with_index(waveform_device))
 
     @cached_property
     def description(self) -> dict[str, Any]:

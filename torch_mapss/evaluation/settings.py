@@ -166,8 +166,8 @@ def mapss_of(
             )
         return mapss if device is None else mapss.to(device)
     if {"bank_size", "only", "without"} & set(arguments):
-        chosen = {name: arguments.pop(name) for name in BANK_SETTINGS if name in arguments}
-        arguments = _banks(**chosen) | arguments
+        bank_settings = {name: arguments.pop(name) for name in BANK_SETTINGS if name in arguments}
+        arguments = _banks(**bank_settings) | arguments
     if "measures" in settings:  # an encoder that none of them reads may have other frames
         arguments["measures"] = scoring_settings(settings).pipeline_measures
     segment = arguments.get("segment", "auto")
@@ -203,8 +203,8 @@ def _banks(
         # Names that only the other bank has are ignored here.
         elsewhere = names[other_kind] - names[kind]
         left_out = [name for name in without or () if name not in elsewhere]
-        chosen = None if only is None else [name for name in only if name not in elsewhere]
-        selections[kind] = {"only": chosen, "without": left_out, "seed": seed}
+        kept = None if only is None else [name for name in only if name not in elsewhere]
+        selections[kind] = {"only": kept, "without": left_out, "seed": seed}
         banks[f"{kind}_bank"] = DistortionBank(kind, size=bank_size, **selections[kind])
     unlimited = DistortionBank("separation", **selections["separation"])
     decomposition = distortion_banks(unlimited, None, None, seed)["decomposition_bank"]

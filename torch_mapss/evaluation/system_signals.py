@@ -98,10 +98,10 @@ def system_signals(
     rate, align = mapss.sample_rate, settings.align is not None
     target = mono_references[list(attributed)]
     lags, removed = measure_lags(mono_estimates, target, rate, align)
-    moved = outputs
+    aligned = outputs
     if any(removed):
         shifted = [audio.shift(wave, lag) for wave, lag in zip(outputs.unbind(-2), removed)]
-        moved = torch.stack(shifted, -2)
+        aligned = torch.stack(shifted, -2)
     return SystemSignals(
         estimates=audio_input.viewing(clips, outputs),
         references=reference_clips,
@@ -113,7 +113,7 @@ def system_signals(
         grid=mapss.grid,
         lags=lags,
         removed=removed,
-        estimates_by_channel=moved,
+        estimates_by_channel=aligned,
         references_by_channel=references.channels[..., :samples],
     )
 

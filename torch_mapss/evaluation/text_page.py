@@ -51,7 +51,8 @@ class Page(NamedTuple):
         pieces = [f"# {title}", ""]
         for table in self.tables:
             pieces += [f"## {table.title}", ""] if table.title else []
-            lines = [table.header, ["---"] * len(table.header), *table.rows]
-            cells = ([cell.replace("|", "\\|") for cell in line] for line in lines)
-            pieces += [*(f"| {' | '.join(line)} |" for line in cells), ""]
+            for line in (table.header, ["---"] * len(table.header), *table.rows):
+                cells = [cell.replace("|", "\\|") for cell in line]
+                pieces.append(f"| {' | '.join(cells)} |")
+            pieces.append("")
         return "\n".join([*pieces, *(f"- {note}" for note in self.notes), ""])

@@ -93,8 +93,8 @@ def verify(
     differences = [*_protocol_differences(results), *differences]
     for name in _EXPORTS:
         differences += _export_differences(results, name)
-    pooled_again, unlike = _pooled_again(results)
-    differences += unlike
+    pooled_again, pooling_differences = _pooled_again(results)
+    differences += pooling_differences
     checked = Verification(
         differences=differences,
         files=len(results.sha256) - len(missing),
@@ -105,15 +105,16 @@ def verify(
         return checked
     scorer = make_scorer()
     current = relevant(settings_of(scorer, scoring_settings(results.settings)))
-    unlike = [
+    setting_differences = [
         _difference(f"setting {name}", short(stored), short(current_value))
         for name, stored, current_value in differing(relevant(results.settings), current)
     ]
-    if unlike:  # then every score differs
+    if setting_differences:  # then every score differs
         notes = [*checked.notes, "Nothing was scored again, as the settings differ"]
-        return checked._replace(differences=[*differences, *unlike], notes=notes)
-    scored, largest, unlike = _rescored(results, scorer, pairs)
-    return checked._replace(differences=[*differences, *unlike], scored=scored, largest=largest)
+        return checked._replace(differences=[*differences, *setting_differences], notes=notes)
+    scored, largest, score_differences = _rescored(results, scorer, pairs)
+    differences += score_differences
+    return checked._replace(differences=differences, scored=scored, largest=largest)
 
 
 def _difference(subject: str, stored: str, current: str) -> str:

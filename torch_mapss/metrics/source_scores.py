@@ -161,8 +161,7 @@ class SourceScores(ScoreMetric):
         steps = val if isinstance(val, list) else [val]
         scores = [SCORES[name] for name in self._names]
         shown = [score for score in scores if score.ranked and score.limits == plots.SHARE]
-        curves = {
-            score.label: torch.stack([step[score.name].detach() for step in steps])
-            for score in shown
-        }
+        curves = {}
+        for score in shown:
+            curves[score.label] = torch.stack([step[score.name].detach() for step in steps])
         return plots.draw_shares(curves, ax)

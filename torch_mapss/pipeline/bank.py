@@ -345,10 +345,10 @@ def _check_joinable(reference: ReferenceBank, bank: object) -> None:
             "more than banks, join them in your own collate_fn."
         )
     expected = {**reference.settings, "sources": reference.sources}
-    for name, value, unlike in differing(expected, {**bank.settings, "sources": bank.sources}):
+    for name, value, other_value in differing(expected, {**bank.settings, "sources": bank.sources}):
         raise ValueError(
             f"banks to be joined must have the same settings, but {name} is {value} in the "
-            f"first and {unlike} in another."
+            f"first and {other_value} in another."
         )
 
 
@@ -369,6 +369,9 @@ def _stacked(groups: Sequence[PreparedClips]) -> PreparedClips:
     audible = torch.cat([clips.audible for clips in groups])
     valid = torch.cat([clips.valid for clips in groups])
     scored, pauses = frames_to_score(active_sources(audible, valid))
+    encoded = {}
+    for measure in groups[0].encoded:
+        encoded[measure] = _stacked_clusters([clips.encoded[measure] for clips in groups])
     return PreparedClips(
         items=tuple(item for clips in groups for item in clips.items),
         samples=groups[0].samples,
@@ -378,10 +381,7 @@ def _stacked(groups: Sequence[PreparedClips]) -> PreparedClips:
         scored=scored,
         pauses=pauses,
         gates=torch.cat([clips.gates for clips in groups]),
-        encoded={
-            name: _stacked_clusters([clips.encoded[name] for clips in groups])
-            for name in groups[0].encoded
-        },
+        encoded=encoded,
     )
 
 

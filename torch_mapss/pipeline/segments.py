@@ -151,10 +151,10 @@ def gains_in(plan: CopyPlan, waves: Tensor, excerpts: Sequence[tuple[int, int]])
     reference_power = waves.new_zeros(*shape[:2], 1, dtype=torch.float64)
     for begin, end in excerpts:
         reference_power[..., 0] += k_weighted_energy(waves[..., begin:end], rate)
-        piece, left = piece_around(waves, plan.bank, rate, begin, end)
-        for rows, copy in plan.made(piece, left):
+        piece, piece_begin = piece_around(waves, plan.bank, rate, begin, end)
+        for rows, copy in plan.made(piece, piece_begin):
             index = as_index(rows, waves.device)
-            heard = copy[:, begin - left : end - left]
+            heard = copy[:, begin - piece_begin : end - piece_begin]
             power[index] += k_weighted_energy(heard, rate)
             peak[index] = torch.maximum(peak[index], heard.abs().amax(-1))
     audible = (power > 0.0) & plan.measured.mask
@@ -172,9 +172,9 @@ def copy_gains(plan: CopyPlan, waves: Tensor) -> Tensor:
     for begin in range(0, samples, step):
         end = min(begin + step, samples)
         lead = meter.lead if begin else 0
-        piece, left = piece_around(waves, plan.bank, rate, begin - lead, end)
-        for rows, copy in plan.made(piece, left):
-            metered = copy[:, begin - lead - left : end - left]
+        piece, piece_begin = piece_around(waves, plan.bank, rate, begin - lead, end)
+        for rows, copy in plan.made(piece, piece_begin):
+            metered = copy[:, begin - lead - piece_begin : end - piece_begin]
             meter.add(as_index(rows, waves.device), metered, begin)
     return meter.gain(plan.config.loudness) * plan.measured.mask
 
@@ -184,8 +184,8 @@ def piece_around(
 ) -> tuple[Tensor, int]:
     """Piece whose copies equal those of the whole from ``begin`` to ``end``; and its position."""
     before, after = (round(reach * sample_rate) for reach in bank.reach(sample_rate))
-    left = max(0, begin - before)
-    return waves[..., left : end + after], left
+    piece_begin = max(0, begin - before)
+    return waves[..., piece_begin : end + after], piece_begin
 
 
 # ------------------------------------------------------------------------------------------------
@@ -343,15 +343,15 @@ class SegmentBlock(Block):
         budget = self._embedder.budget
         plan = copy_plan(config, budget, bank, members_by_measure, clip.measured)
         begin, end = self._samples.start, self._samples.stop
-        piece, left = piece_around(clip.waves, bank, config.grid.sample_rate, begin, end)
+        piece, piece_begin = piece_around(clip.waves, bank, config.grid.sample_rate, begin, end)
         self._waiting |= plan.embed(
             self._embedder,
             piece,
             self._references,
             self._others,
             gains=clip.gains[next(iter(members_by_measure))],
-            start=left,
-            samples=slice(begin - left, end - left),
+            start=piece_begin,
+            samples=slice(begin - piece_begin, end - piece_begin),
             frames=self._frames,
             length=self._length,
         )

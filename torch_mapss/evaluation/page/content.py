@@ -282,8 +282,11 @@ def _shown_score(name: str) -> dict[str, Any]:
 def _panels(score_names: Sequence[str]) -> list[list[str]]:
     """Scores over time by panel, those in [0, 1] in pairs."""
     with_frames = [name for name in score_names if SCORES[name].has_frames]
-    panels = [[name for name in pair if name in with_frames] for pair in AXES]
-    paired = {name for pair in AXES for name in pair}
+    panels: list[list[str]] = []
+    paired: set[str] = set()
+    for pair in AXES:
+        panels.append([name for name in pair if name in with_frames])
+        paired.update(pair)
     panels += [[name] for name in with_frames if name not in paired]
     return [panel for panel in panels if panel]
 
