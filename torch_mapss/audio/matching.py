@@ -258,7 +258,7 @@ def shift(wave: Tensor, samples: int) -> Tensor:
     wave, samples = with_samples(wave, "wave"), check_whole(samples, "samples")
     if abs(samples) >= wave.shape[-1]:
         raise ValueError(
-            f"samples must be less than the signal has ({wave.shape[-1]}), got {samples}: nothing "
+            f"samples must be below the signal's length ({wave.shape[-1]}), got {samples}: nothing "
             "would be left."
         )
     return torch.nn.functional.pad(wave, (-samples, samples))  # a negative pad cuts

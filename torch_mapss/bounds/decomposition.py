@@ -47,7 +47,7 @@ def decomposition_errors(
     0 where the score is undefined.
 
     Args:
-        options: checked options, of which ``confidence`` is used.
+        options: checked options; only ``confidence`` is used.
         scores: also return the result of
             :func:`torch_mapss.core.decomposition.decomposition_scores`.
         left_out: also return the scores of ``LEFT_OUT``, for the half-width of an utterance.

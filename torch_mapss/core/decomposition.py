@@ -1,6 +1,6 @@
 r"""Clearance and fidelity: an output's displacement, split up in diffusion coordinates.
 
-Every output has a graph of its own: the output, its own reference, the other active references, the
+Every output has its own graph: the output, its own reference, the other active references, the
 distortions of all these and, where two or more *other* sources are active, the sum of these.
 :math:`\psi_i` are the diffusion coordinates of its points [eq:embedding_short] with all columns.
 With the output y, its own reference o, the foreign points J (the other active references and their
@@ -43,7 +43,7 @@ from torch_mapss.core.settings import MapSettings
 
 # Lengths in diffusion coordinates below this are rounding (they are about 1 between sources).
 SMALLEST_LENGTH = 1e-10
-# Below this clearance the output is practically another source, and its fidelity says nothing.
+# Below this clearance the output is practically another source, and its fidelity is meaningless.
 LEAST_CLEARANCE = 0.1
 # sin² of the angle between a foreign point and the span of the others. Below it the point adds
 # nothing.

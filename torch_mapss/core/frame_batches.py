@@ -67,7 +67,7 @@ class Batch(NamedTuple):
         return *tensors.values(), needs_values
 
 
-#: Batches that were scored, with their results, of which no value has been read yet.
+#: Scored batches with their results, before any value is read.
 Started = list[tuple[Batch, Scored]]
 
 

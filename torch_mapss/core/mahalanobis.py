@@ -76,7 +76,7 @@ def rounding_floor(coordinates: Tensor, settings: MapSettings) -> Tensor:
 
     Args:
         coordinates: (F, N, D) coordinates of the points of each frame.
-        settings: settings of the map, of which the precision is read.
+        settings: settings of the map; only the precision is used.
     """
     points = coordinates.shape[-2]
     error = 64.0 * points if settings.eigh == "float64" else 8.0 * math.sqrt(points)

@@ -64,7 +64,7 @@ class CopyTask:
         formula_of_run: Any = None
         for index in range(members.start, members.stop):
             member = self.members[index]
-            formula: Any = member.name  # of a member that is called by itself
+            formula: Any = member.name  # a member that is called alone
             if member.batched:
                 settings = dict(member.parameters)
                 for name, value in settings.items():

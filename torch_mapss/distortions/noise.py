@@ -58,7 +58,7 @@ def normals(
         seeds: (...) int64, not negative, one sequence each.
         length: Number of positions.
         start: First position, at least 0.
-        dtype: Of the numbers, which are drawn in float32 whatever it is.
+        dtype: Dtype of the result; the numbers are always drawn in float32.
 
     Returns:
         (..., length) on the device of `seeds`, from 24 bits each, so that |x| < 5.9.

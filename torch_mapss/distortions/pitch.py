@@ -141,7 +141,7 @@ def stretch(
     """Phase vocoder: time runs `ratio` times as long, frequencies stay.
 
     Output frame m, centred at m·hop, has the magnitudes of the input frame X_m centred at t_m =
-    m·hop/ratio. Its phase goes on from frame m-1 by what the input's phase gains within one
+    m·hop/ratio. Its phase is that of frame m-1 plus what the input's phase gains within one
     *output* hop, arg X(t_m) - arg X(t_m - hop): two transforms per frame in place of one, but no
     unwrapping, so the frequency of a steady sine stays exact. Phases are thus a running sum,
     restarted at onsets so that a click is not smeared by the phases accumulated before it: θ_m =

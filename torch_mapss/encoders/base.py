@@ -50,7 +50,7 @@ class Encoder(nn.Module):
     not depend on where it is computed. `train()` leaves an encoder in evaluation mode.
 
     Attributes:
-        settings: names of the attributes, besides those of the frame grid, that features depend on.
+        settings: names of the attributes that features depend on, without those of the frame grid.
             A :class:`~torch_mapss.ReferenceBank` fits only encoders with equal values of them.
         local: whether a frame depends only on its receptive field (no attention, no norm over the
             clip), so that a clip may be encoded in pieces. False unless a subclass says otherwise.
@@ -190,9 +190,9 @@ class Encoder(nn.Module):
         expected = f"({len(flat)}, {self.frame_count(flat.shape[-1])}, M)"
         return (
             f"encoder {self.name!r} should turn a waveform of shape {tuple(flat.shape)} into "
-            f"floating-point features of shape {expected}, but gave {got}. Frames lie where hop "
-            f"{self.hop} and receptive field {self.receptive_field} say: set these to what the "
-            "encoder does, or trim its output; take the magnitude of complex features."
+            f"floating-point features of shape {expected}, but gave {got}. Frames follow from hop "
+            f"{self.hop} and receptive field {self.receptive_field}: set these to match the "
+            "encoder, or trim its output; take the magnitude of complex features."
         )
 
     def _item_bytes(self, samples: int) -> int:

@@ -182,7 +182,7 @@ class Comparison:
 
     def _missing_notes(self) -> list[str]:
         """Notes on sources that one system left out and another one estimated."""
-        if not (unlike := int(self.scores.unlike.sum())):
+        if not (mixture_count := int(self.scores.is_uneven.sum())):
             return []
         counts = []
         for system, by_mixture in self.scores.missing_estimates().items():
@@ -193,7 +193,7 @@ class Comparison:
                 f"({io.listed(by_mixture, 3)})"
             )
         return [
-            f"In {unlike} mixtures some systems left out sources that others estimated, so "
+            f"In {mixture_count} mixtures some systems left out sources that others estimated, so "
             "their means cover different sources. Tests use the sources that both estimated.",
             f"Missing: {'; '.join(counts)}.",
         ]

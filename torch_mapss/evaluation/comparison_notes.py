@@ -76,7 +76,7 @@ def pair_encoder_remarks(results: Sequence[Results], names: Sequence[str]) -> It
 
 
 def faulty_channels(results: Sequence[Results], systems: Sequence[str]) -> Iterator[str]:
-    """A sentence about the systems of which estimates have faults in single channels, if any."""
+    """A sentence about systems whose estimates have faults in single channels, if any."""
     faults_by_system: dict[str, dict[str, list[str]]] = {}  # then by mixture
     for folder in results:
         for record in folder.records:
@@ -136,7 +136,7 @@ def _direction(lag_ms: float) -> str:
 
 
 def ceiling_notes(ceilings: Mapping[tuple[str, str], float]) -> Iterator[str]:
-    """Sentences about scores of which most frames are at the ceiling."""
+    """Sentences about scores with most frames at the ceiling."""
     for name, remedy in TELLS_APART.items():
         systems = {
             system: share

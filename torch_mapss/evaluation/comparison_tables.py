@@ -34,7 +34,7 @@ SOURCE_COLUMNS = ("measure", "source", "system", "n", "mean")
 CONTROL_COLUMNS = ("measure", "system", "n", "mean")
 _APPROXIMATE = f"interval approximate (n < {FEW})"
 #: Weightings of mixtures -> column of ``items.csv`` that holds the weight.
-WEIGHTS = {"equal": "given", "duration": "seconds", "sources": "references"}
+WEIGHTS = {"equal": "requested", "duration": "seconds", "sources": "references"}
 _ITEM = ["mixture_id", "system"]
 
 
@@ -44,7 +44,7 @@ class ComparedScores:
 
     values: Mapping[str, DataFrame] = field(repr=False)  # by score: mixtures x systems, or NaN
     errors: Mapping[str, DataFrame] = field(repr=False)  # likewise: standard errors of excerpts
-    given: DataFrame = field(repr=False)  # likewise, bool: whether the system was to be scored
+    requested: DataFrame = field(repr=False)  # likewise, bool: whether the system was to be scored
     weights: Series = field(repr=False)  # by mixture
     failures: Mapping[tuple[str, str], str]  # (system, mixture) -> reason
     rows: DataFrame = field(repr=False)  # rows of every estimate, by mixture and source
@@ -54,7 +54,7 @@ class ComparedScores:
     @property
     def systems(self) -> tuple[str, ...]:
         """Names of the systems."""
-        return tuple(map(str, self.given))
+        return tuple(map(str, self.requested))
 
     def ranked_values(self, measure: str) -> DataFrame:
         """(mixtures x systems) scores to rank by, restricted to what all systems have.
@@ -80,13 +80,13 @@ class ComparedScores:
 
     def _over_shared_sources(self, measure: str, values: DataFrame) -> DataFrame:
         """Scores whose means use only the sources that all systems estimated in a mixture."""
-        if not self.unlike.any():
+        if not self.is_uneven.any():
             return values
-        rows = self.rows[self.unlike[self.rows.index.get_level_values("mixture_id")].to_numpy()]
+        rows = self.rows[self.is_uneven[self.rows.index.get_level_values("mixture_id")].to_numpy()]
         systems = rows.groupby("mixture_id")["system"].transform("nunique")
         shared = rows[rows.groupby(level=[0, 1])["system"].transform("nunique") == systems]
         means = shared.groupby(["mixture_id", "system"])[measure].mean().unstack()
-        changed = values[self.unlike].index
+        changed = values[self.is_uneven].index
         values = values.copy()
         values.loc[changed] = means.reindex(index=changed, columns=values.columns)
         return values
@@ -105,23 +105,24 @@ class ComparedScores:
 
     def _difference(self, measure: str, a: str, b: str) -> Series:
         means = [self.values[measure][name] for name in (a, b)]
-        if self.unlike.any():
+        if self.is_uneven.any():
             scores = [self.rows[self.rows["system"] == name][measure] for name in (a, b)]
             in_both = scores[0].index.intersection(scores[1].index)
             common = [by_source[in_both].groupby("mixture_id").mean() for by_source in scores]
-            means = [mean.mask(self.unlike, shared) for mean, shared in zip(means, common)]
+            means = [mean.mask(self.is_uneven, shared) for mean, shared in zip(means, common)]
         difference = means[0] - means[1]
         size = np.maximum(means[0].abs(), means[1].abs())
         equal = difference.abs() <= significance.rounding(size, np.float32)  # as scores are
         return difference.mask(equal, 0.0)
 
     @cached_property
-    def unlike(self) -> Series:
+    def is_uneven(self) -> Series:
         """By mixture, whether a system left out sources that another system estimated."""
         mixtures = self.rows.groupby("mixture_id")
         by_source = self.rows.groupby(["mixture_id", "source"]).size()
         fewest = by_source.groupby("mixture_id").min()
-        return (fewest < mixtures["system"].nunique()).reindex(self.given.index, fill_value=False)
+        is_uneven = fewest < mixtures["system"].nunique()
+        return is_uneven.reindex(self.requested.index, fill_value=False)
 
     def missing_estimates(self) -> dict[str, dict[str, list[str]]]:
         """By system and mixture, the sources that it lacks although another system has them."""
@@ -150,14 +151,14 @@ def compared_scores(
             none is left.
     """
     items = _chosen(_one_spelling(items, _ITEM), systems, controls)
-    unlike = items.groupby(_ITEM)[[*measures]].nunique(dropna=False).gt(1).any(axis=1)
-    if unlike.any():
-        mixture, system = unlike.index[unlike.to_numpy()][0]
+    is_ambiguous = items.groupby(_ITEM)[[*measures]].nunique(dropna=False).gt(1).any(axis=1)
+    if is_ambiguous.any():
+        mixture, system = is_ambiguous.index[is_ambiguous.to_numpy()][0]
         raise ValueError(
             f"mixture {mixture!r}, system {system!r} occurs twice, with different scores. Give "
             "the systems different names."
         )
-    items = items.drop_duplicates(_ITEM).assign(given=1.0)
+    items = items.drop_duplicates(_ITEM).assign(requested=1.0)
     mixtures, names = items["mixture_id"].unique(), items["system"].unique()
 
     def table(column: str) -> DataFrame:
@@ -175,8 +176,8 @@ def compared_scores(
     key = [*_ITEM, "source"]
     rows = _one_spelling(rows, key).drop_duplicates(key)
     rows = rows[rows["system"].isin(names)].set_index(["mixture_id", "source"])
-    given = table("given").notna()
-    return ComparedScores(scored or values, errors, given, weights, reasons, rows)
+    requested = table("requested").notna()
+    return ComparedScores(scored or values, errors, requested, weights, reasons, rows)
 
 
 def _one_spelling(table: DataFrame, columns: Sequence[str]) -> DataFrame:
@@ -274,8 +275,8 @@ def _tested(scores: ComparedScores, measure: str, means: DataFrame, alpha: float
 
     tests = []
     for a, b, n, scale in means[["system_a", "system_b", "n", "scale"]].itertuples(index=False):
-        both_given = int((scores.given[a] & scores.given[b]).sum())
-        test = {"undefined": both_given - n, "note": "n < 2"}
+        both_requested = int((scores.requested[a] & scores.requested[b]).sum())
+        test = {"undefined": both_requested - n, "note": "n < 2"}
         if n >= 2:
             leads = scores.lead(measure, a, b).dropna().to_numpy()
             test |= significance.paired_test(leads, scale)._asdict()
@@ -302,7 +303,7 @@ def _ranked(
     """Systems in one score, best mean first, with their groups."""
     means = means.rename(columns={"system_a": "system"}).reset_index(drop=True)
     scored = scores.values[measure].notna().sum().to_numpy()
-    means["undefined"] = scores.given.sum().to_numpy() - scored
+    means["undefined"] = scores.requested.sum().to_numpy() - scored
     means["left_out"] = scored - means["n"]
     lower = not SCORES[measure].higher_is_better
     means = means.sort_values("mean", ascending=lower, kind="stable")

@@ -292,7 +292,7 @@ def correlated(
         rows[name] |= {"sources": counted.groupby(["track", "source"]).ngroups}
         rows[name] |= _error_columns(counted, name, settings)
     differences = []
-    # Two measures are mostly compared on the same stimuli that each has alone.
+    # Kept, since two measures are mostly compared on the same stimuli as each one alone.
     correlations: dict[Any, stats.SampledCorrelation] = {}
     same_clusters = defaultdict(list)  # intervals over the same clusters are made at once
     for method, key in itertools.product(METHODS, keys):

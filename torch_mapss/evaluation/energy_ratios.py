@@ -1,4 +1,4 @@
-"""SI-SDR, SDR, SIR and SAR: the energy ratios common in papers, reported beside our scores.
+"""SI-SDR, SDR, SIR and SAR: the energy ratios common in papers, reported alongside our scores.
 
 They are computed from the original files, at their own rate, for the mean of their channels or for
 every channel. If the files of a mixture have different rates, they are computed at the scorer's.

@@ -177,7 +177,7 @@ _TEXTS = {
     "scored. Invert one channel, or pass a single one",
     "offset": "{} has a constant offset of {:.2g} ({:.0f} dB of its level), which counts as sound. "
     "Subtract the mean of the file",
-    "lag": "{} is {:.1f} ms {} against {}{}. Delay counts as distortion; {}",
+    "lag": "{} is {:.1f} ms {} relative to {}{}. Delay counts as distortion; {}",
     "rate": "sampled at {2} Hz, below the encoder's {3} Hz: {0}. " + _NARROW,
     "band": "nothing above {1:.1f} kHz in any reference of {0}, though the encoder receives up to "
     "{2:g} kHz. " + _NARROW,
@@ -345,7 +345,7 @@ def _order(inspection: Inspection) -> _Findings:
         level, gain = levels[row][best], levels[row][best] - inspection.si_sdr[row][reference_row]
         if rows[best] != reference_row:
             better = inspection.references[rows[best]].label
-            text = f"{clip.label} fits {better} by {gain:.0f} dB better"
+            text = f"{clip.label} fits {better} {gain:.0f} dB better"
             swaps.append((level > _SWAP_LEAST_DB and gain > _SWAP_DB, text))
     if swaps and all(is_clear for is_clear, _ in swaps):
         yield "order", None, ", ".join(text for _, text in swaps)

@@ -209,7 +209,7 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _temporary(path: str) -> str:
-    """Short temporary name beside ``path`` that only this thread uses, with the same suffix."""
+    """Short temporary name next to ``path`` that only this thread uses, with the same suffix."""
     folder, name = os.path.split(path)
     digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
     for leftover in Path(folder or ".").glob(f".part-{digest}-*"):  # after a kill
@@ -221,7 +221,7 @@ def _temporary(path: str) -> str:
 
 
 def write_with(path: str | os.PathLike[str], write: Callable[[str], object]) -> None:
-    """Let ``write`` fill a temporary file beside ``path``, then rename it in one step.
+    """Let ``write`` fill a temporary file next to ``path``, then rename it in one step.
 
     Readers see the old file or the new one, also after a kill; of two writers, the last one wins.
     """

@@ -35,7 +35,7 @@ from torch_mapss.evaluation.records import rows_of
 from torch_mapss.evaluation.results import Results
 from torch_mapss.evaluation.worst import frame_curves
 
-#: Scores that a test may span: those of the first line of which the results have two.
+#: Pairs of scores that a test may span: the first pair that the results contain.
 SPANNED = (("clearance", "fidelity"), ("ps", "log_pm"))
 #: Questions for listeners, divided like the scores.
 QUESTIONS = {
@@ -57,7 +57,7 @@ _KEY_COLUMNS = (
 _GRID = 4  # cells of the grid per axis
 #: Systems on a page, drawn at random if there are more.
 MAX_SYSTEMS = 8
-#: Of every sound, in LUFS.
+#: Loudness of every sound in LUFS.
 LOUDNESS = -23.0
 #: Listeners cannot compare longer sounds (BS.1534 advises about 10 s, at most 12).
 LONG_S = 12.0

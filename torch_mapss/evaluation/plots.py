@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 #: Scores in [0, 1] that are drawn on one axis: of leakage and of distortion.
 AXES = (("clearance", "fidelity"), ("ps", "pm"))
-# Leakage and distortion, told apart by colour and lightness, for the colour-blind and in print. Not
-# by dashes, which would look like the gaps of frames that are not scored.
+# Leakage and distortion differ in colour and lightness, for colour-blind readers and print. Dashes
+# would look like the gaps of frames that are not scored.
 _STYLES: Any = ({"color": "#0b4f79", "linewidth": 1.7}, {"color": "#e8871e", "linewidth": 1.2})
 _MEANINGS = ("leakage", "distortion")
 _DEPTH_DB, _WINDOW_S = 70.0, 0.032  # of the spectrograms
 INSTALL = "plotting needs matplotlib: pip install torch_mapss[plot]"
-# Told apart by colour and by sign, for the colour-blind and in print (Okabe and Ito's colours).
+# Systems differ in colour and marker, for colour-blind readers and print (Okabe and Ito's colours).
 SERIES_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#555555")
 SERIES_MARKERS = "osD^vPX*<>"
-# With more mixtures than this a box says more than its points.
+# Above this number of mixtures, a box is drawn without their points.
 _MOST_POINTS = 200
 # The axis of a score in [0, 1] is at least this long, so that rounding does not fill it.
 _LEAST_SPAN = 0.05

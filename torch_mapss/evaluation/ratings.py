@@ -48,7 +48,7 @@ def load_ratings(
 
     Returns:
         A row per stimulus and question: `KEYS`, is_system (False for hidden references and
-        anchors), rating and cluster. Repeated rows are averaged, which a note then says.
+        anchors), rating and cluster. Repeated rows are averaged, which a note reports.
 
     Raises:
         FileNotFoundError: the file does not exist.

@@ -403,7 +403,7 @@ def plot_reports(
         figure = plots.new_figure(width, 0.8 + 1.05 * sum(ratios))
     shared_axes: dict[str, Any] = {"sharex": True, "sharey": "row", "squeeze": False}
     axes = figure.subplots(len(ratios), len(reports), height_ratios=ratios, **shared_axes)
-    longest = 40 if len(reports) == 1 else 16  # number of characters that fit beside mean scores
+    longest = 40 if len(reports) == 1 else 16  # number of characters that fit next to mean scores
     for column, report, title in zip(axes.T, reports, titles):
         if mixed:
             if report.mixture is None:

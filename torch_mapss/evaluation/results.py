@@ -145,8 +145,8 @@ class Results:
         """Sentence about the audio files, out of ``count``, that are missing."""
         return (
             f"{len(missing)} of {count} audio files cannot be read, first {missing[0]!r}: expected "
-            f"below {io.shown(self.root)!r}. If the audio was moved since it was scored, say where "
-            "with --audio-root DIR (in Python load_results(folder, root=DIR))"
+            f"below {io.shown(self.root)!r}. If the audio was moved since it was scored, pass its "
+            "new folder with --audio-root DIR (in Python load_results(folder, root=DIR))"
         )
 
     def check_audio(self, paths: Iterable[str]) -> None:

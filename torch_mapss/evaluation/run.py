@@ -157,7 +157,7 @@ def score_mixtures(
             pending.append(mixture.only([*reasons]))
     finished = sum(len(records) for records, _ in shard.of(states))
     if not quiet:
-        _tell_progress_so_far(shard, finished, shard.of(states), remark)
+        _log_progress_so_far(shard, finished, shard.of(states), remark)
     orders = {name: [*mixture.systems] for name, mixture in stored.items()}
     work = _PendingWork(folder, scorer, pending, orders, finished)
     if in_process and pending and not quiet:
@@ -166,7 +166,7 @@ def score_mixtures(
         with console.progress(sum(work.lengths.values()), quiet) as bar:
             work.bar = bar
             if in_process and pending and not quiet:
-                work.tell_time()
+                work.log_estimated_time()
             function: Any = job._replace(settings=with_absolute_folders(job.settings))
             arriving = work.in_process() if in_process else _by_engine(map, function, pending)
             work.receive(arriving, engine=not in_process)
@@ -214,7 +214,7 @@ def _scorer_for_description(job: MixtureJob) -> Scorer:
     return Scorer.of(settings, None if job.mapss is not None else "cpu", job.mapss)
 
 
-def _tell_progress_so_far(
+def _log_progress_so_far(
     shard: Shard,
     finished: int,
     states: Sequence[tuple[Mapping[str, Record], Mapping[str, str]]],
@@ -347,7 +347,7 @@ class _PendingWork:
             f"{io.shown(self.folder)!r}: run the same command (or call) again to continue"
         )
 
-    def tell_time(self) -> None:
+    def log_estimated_time(self) -> None:
         """Print the estimated time of a long run, from scoring a few seconds of a mixture."""
         total = sum(self.lengths.values())
         if total < LONG_S:

@@ -88,7 +88,7 @@ How to read the scores:
   the losses with clearance or fidelity draw a grid for every call, if references are waveforms; a
   bank has a fixed grid.
 * ``utterance()`` gives means over the scored frames, and ``ps_pesq``, the paper's PESQ-like pooling
-  which has a range of its own, [1.085, 1.315].
+  which has its own range, [1.085, 1.315].
 * Scores are comparable only with the same encoder, layer and distortion bank.
 
 Example:

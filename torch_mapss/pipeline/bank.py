@@ -184,7 +184,7 @@ class ReferenceBank:
 
     # -------------------------------------------------------------------------- new mixtures
 
-    @torch.inference_mode(False)  # like the result of `prepare`, it serves in training too
+    @torch.inference_mode(False)  # usable in training, like the result of `prepare`
     def recombined(self, index: Tensor | Sequence[Sequence[int]]) -> ReferenceBank:
         """Make a reference bank of new mixtures of the same sources, without preparing any again.
 
@@ -224,7 +224,7 @@ class ReferenceBank:
         has_sums = any(clusters.others is not None for clusters in clips.encoded.values())
         if has_sums and bool((mixtures != mixtures[:, :1]).any()):
             raise ValueError(
-                'index makes new mixtures of three or more sources, of which "decomposition" '
+                'index makes new mixtures of three or more sources, for which "decomposition" '
                 "encodes sums of the others. Prepare without it: prepare(references, "
                 'measures=("separation", "match")), or prepare the new mixtures.'
             )

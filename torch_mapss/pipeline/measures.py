@@ -29,7 +29,7 @@ class Measure:
     """
 
     name: str
-    # Fields of Scores from which no score is pooled; FIELD_defined says where each has a value.
+    # Fields of Scores that are not pooled; the mask FIELD_defined marks where each has a value.
     unscored: tuple[str, ...] = ()
     encoder: str = ""
     bank: str = ""

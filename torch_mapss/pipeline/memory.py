@@ -22,7 +22,7 @@ PROCESS_GROUPS, GROUPS_FOLDER = "/proc/self/cgroup", "/sys/fs/cgroup"
 
 
 class Budget(NamedTuple):
-    """Working memory in bytes, besides the waveforms, the encoder's weights and the results.
+    """Working memory in bytes, in addition to waveforms, the encoder's weights and results.
 
     The shares were tuned so that a total of 1 GiB gives batch sizes that suit a CPU's caches. A
     call's peak is about the sum of the two largest.

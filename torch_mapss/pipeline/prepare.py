@@ -22,7 +22,7 @@ from torch_mapss.pipeline.memory import Budget, explained
 from torch_mapss.pipeline.segments import measure_long_clip
 
 
-@torch.inference_mode(False)  # a bank made in validation serves in training too
+@torch.inference_mode(False)  # a bank made in validation is usable in training
 @torch.no_grad()
 def prepare(
     config: Config,

@@ -313,7 +313,7 @@ class FrameTrigger:
         """Add the frames of one batch to the current epoch.
 
         Args:
-            scores: result of a :class:`~torch_mapss.MAPSS`, of which the defined frames count; or a
+            scores: result of a :class:`~torch_mapss.MAPSS`, whose defined frames count; or a
                 mapping from names of scores to frame scores (tensor, array or list of any shape),
                 NaN where undefined. Frames can be left out by NaN, e.g. those with wide error
                 bounds: ``{"ps": torch.where(bounds.ps.tail < 0.1, scores.ps, torch.nan)}``.

@@ -36,13 +36,13 @@ All are called as ``loss(estimates, references)`` or, much cheaper, ``loss(estim
   detected.
 
 Fewer frames (``frames=100``) and smaller banks (``DistortionBank(..., size=24)``) make a step
-cheaper. Frames are drawn at random, anew in every call, so that means over calls are unbiased; a
+cheaper. Every call draws different frames at random, so that means over calls are unbiased; a
 source that a draw misses is left out of that step. A smaller bank is a different, coarser measure:
 its loss ranks outputs much like the full one but has other values, so compare only losses of the
 same bank (``benchmarks/training_step.py`` measures both).
 
 Clearance and fidelity use frames every 20 ms, and training would exploit what lies between them. So
-in training mode a loss with one of them draws the start of the frames anew in every call: it leaves
+in training mode a loss with one of them draws a new start of the frames in every call: it leaves
 out less than a hop of samples at the beginning of estimates and references, in all terms but
 ``extra``. Two calls with equal signals then differ a little; after ``loss.eval()`` they do not. A
 bank was encoded on one grid, so nothing is drawn with it: its windows of 50 ms overlap enough that

@@ -66,7 +66,7 @@ def make_tracks(
             continue
         seconds = len(wave) / rate
         total_seconds += seconds
-        # Once the budget is spent, encoding only serves the advice below: 20 seconds give a rate.
+        # Beyond the budget, encoding only serves to estimate the total size: 20 seconds suffice.
         if encoded_bytes <= embed_bytes or encoded_seconds < 20.0:
             sound = address(wave, rate)
             encoded_bytes += len(sound)
