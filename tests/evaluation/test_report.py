@@ -334,7 +334,7 @@ def test_words_names_and_a_small_table(tmp_path, report, mapss):
     ("arguments", "message"),
     [
         ({"estimates": "x.wav"}, "a list of paths or arrays.*got 'x.wav'"),
-        ({"estimates": TRUTH.T}, r"of \(samples, sources\) pass estimates\.T"),
+        ({"estimates": TRUTH.T}, r"for \(samples, sources\) pass estimates\.T"),
         ({"estimates": TRUTH[None]}, r"must have shape \(S, T\).*\(1, 2, 8000\)"),
         ({"estimates": list(TRUTH[:, None])}, r"estimates\[0\] must be one mono signal"),
         ({"references": ["a.wav", TRUTH[0]]}, "mix files and arrays"),
