@@ -105,7 +105,7 @@ FRONT_ENDS = {
         "distance."
     ),
 }
-MIXED_PAIR = "`A / B` is clearance by A beside fidelity by B, from the same rows as their lines."
+MIXED_PAIR = "`A / B` is clearance from the line of A beside fidelity from that of B."
 
 
 # ------------------------------------------------------------------------------------------------
@@ -471,12 +471,13 @@ def legend(encoders: Sequence[str], mixed_pairs: Sequence[Sequence[str]] = ()) -
     """
     sentences = [FRONT_ENDS[form] for form in front_ends_of(encoders)]
     sentences += [MIXED_PAIR] if mixed_pairs else []
-    folders = {}
+    folders = set()
     for encoder in encoders:
         for part in encoder.split("+"):
             model, _ = toolkit.model_and_layer(part.partition(":")[0])
-            folders[toolkit.shown(model)] = Path(model).is_dir()
-    sentences += [text for name, text in WEIGHTS.items() if folders.get(name)]
+            if Path(model).is_dir():
+                folders.add(toolkit.shown(model))
+    sentences += [text for name, text in WEIGHTS.items() if name in folders]
     return sentences
 
 

@@ -180,8 +180,8 @@ def page(
 def other_task(options: argparse.Namespace) -> str:
     """How the task differs from that of the page on training."""
     return (
-        "`benchmarks/results/training.md` separates the same voice (there `it`) in another task: "
-        f"200 steps (here {options.steps}), a pool of 64 pairs, some renewed every 50 steps "
+        "`benchmarks/results/training.md` separates the voice of carlo (there `it`) in another "
+        f"task: 200 steps (here {options.steps}), a pool of 64 pairs, some renewed every 50 steps "
         f"(here {options.pool} that stay), 40 held-out mixtures of 2.5 s (here "
         f"{options.test_mixtures} of {options.test_seconds:g} s), and the English and the "
         "Spanish voice, one person, as two talkers. Compare numbers within a page only."

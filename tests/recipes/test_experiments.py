@@ -375,7 +375,7 @@ def test_a_mixed_pair_is_made_of_the_lines_of_two_encoders(rated, tmp_path):
     assert page.count(f"| `waveform / mel` | {right} | {wrong} |") == 2
     assert "| `waveform / mel` | 2.00 [2.00, 2.00] | 0.00 [0.00, 0.00] |" in page  # less mel
     assert "| `waveform / mel` | -0.30, 0.30 |" in page  # the hidden reference
-    assert "`A / B` is clearance by A beside fidelity by B" in page
+    assert "`A / B` is clearance from the line of A" in page
     assert "A dash: not computed" not in page
     assert "--page-only" not in page
     assert "(versions.md)" in page
