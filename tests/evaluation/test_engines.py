@@ -298,7 +298,7 @@ def test_an_address_without_a_scheduler_is_named(tiny, tmp_path, capsys, monkeyp
     assert cli.main(command) == 2
     assert "--dask 'tcp://127.0.0.1:1': no scheduler answers there" in capsys.readouterr().err
     assert cli.main([*command, "--workers", "2"]) == 2
-    assert "pass --workers or --dask" in capsys.readouterr().err
+    assert "pass either --workers or --dask" in capsys.readouterr().err
 
 
 def test_a_scorer_keeps_the_gpu_of_the_thread_that_made_it(monkeypatch):

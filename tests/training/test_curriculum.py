@@ -189,7 +189,7 @@ def test_a_saved_trigger_goes_on_as_if_never_stopped(at):
         (lambda: FrameTrigger("ps > 0.7"), "Quantile, Fraction or Trend"),
         (
             lambda: median(patience=2).load_state_dict(median().state_dict()),
-            "a trigger with patience=1; this one has patience=2. All else",
+            "a trigger with patience=1; this one has patience=2. All other settings match",
         ),
         (lambda: median().load_state_dict({}), "must be what"),
         *((lambda x=x: median().update(x), "scores") for x in (None, [{}], torch.ones(3))),
