@@ -250,7 +250,7 @@ def test_linked_sounds_play_and_a_file_that_comes_back_is_loaded_again(folder, o
         opened = open_page(page)
         assert opened.run("document.querySelectorAll('#panels img.picture').length") == 3
         opened.run("document.querySelector('#worst tbody button').click()")
-        opened.until(lambda: "where this page links it" in text_of(opened, "#what"))
+        opened.until(lambda: "which this page links to" in text_of(opened, "#what"))
     finally:
         away.rename(home)
     opened.run("document.getElementById('play').click()")

@@ -57,7 +57,7 @@ def resampled_counts(present: Tensor, draws: int, seed: int) -> Tensor:
     """
     sources, members = present.shape[1:]
     generator = torch.Generator("cpu").manual_seed(seed)
-    # Members first: those that pad a batch come last, and so move no number of the others.
+    # Members come first, so members that pad a batch do not change the draws of the others.
     shape = members, draws, sources
     uniform = torch.rand(shape, generator=generator, dtype=torch.float64, device="cpu")
     uniform = uniform.permute(1, 2, 0).to(present.device).unsqueeze(1)

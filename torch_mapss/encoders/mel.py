@@ -13,8 +13,8 @@ from torch_mapss.core.checks import check_real, check_whole
 from torch_mapss.encoders.base import MEMORY_BUDGET, Encoder
 
 WINDOW_SECONDS = 0.025
-# Frames that are transformed at once on a CPU: their spectra stay in its cache, where many clips at
-# once take three times as long.
+# Frames that are transformed at once on a CPU: their spectra fit its cache. Transforming many clips
+# at once takes three times as long.
 CACHED_FRAMES = 512
 
 

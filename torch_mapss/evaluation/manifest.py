@@ -99,7 +99,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-# The shortest manifest that there can be, on one line.
+# The shortest valid manifest, on one line.
 _EXAMPLE = (
     'Minimal example: [{"mixture_id": "song1", "references": ["a.wav", "b.wav"], '
     '"systems": {"mine": ["a_est.wav", "b_est.wav"]}}]'

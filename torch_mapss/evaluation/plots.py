@@ -251,7 +251,7 @@ def system_boxes(values: _Values, ranking: DataFrame, measure: str, percent: str
         is_crowded = len(x) > _MOST_POINTS
         placement: dict[str, Any] = {"positions": [position], "widths": 0.55, "manage_ticks": False}
         ax.boxplot([x], sym="." if is_crowded else "", **placement, **lines)
-        if not is_crowded:  # a fixed spread: equal data, equal picture
+        if not is_crowded:  # a fixed spread, so equal data give equal pictures
             spread = position + 0.16 * np.sin(np.arange(len(x)) * 2.4)
             ax.plot(spread, x, ".", color="#999999", markersize=4, zorder=2)
         above: dict[str, Any] = {"ha": "center", "va": "bottom", "fontweight": "bold"}

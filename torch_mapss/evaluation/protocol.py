@@ -43,8 +43,8 @@ def versions() -> dict[str, str]:
 def settings_of(mapss: MAPSS, scoring: ScoringSettings) -> dict[str, Any]:
     """All settings of a run, with hashes of the banks' members and of the weights.
 
-    This is the content of ``settings.json``. An encoder that no computed measure reads is not
-    among them, and its weights are not loaded.
+    This is the content of ``settings.json``. An encoder that no computed measure reads is
+    omitted, and its weights are not loaded.
     """
     from torch_mapss.pipeline.measures import MEASURES
 

@@ -182,7 +182,7 @@ def _banks(
     without: str | Sequence[str] = (),
     seed: int = 0,
 ) -> dict[str, DistortionBank]:
-    """Banks by argument of MAPSS; families and members that any of them has may be named.
+    """Banks by argument of MAPSS; a name may be of a family or member of any of them.
 
     ``bank_size`` applies only to PS and PM; clearance and fidelity keep their default members.
     """

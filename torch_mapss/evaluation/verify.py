@@ -41,7 +41,7 @@ _ROUNDING, _TOLERANCE = 1e-5, 1e-3
 # Differences up to this number are listed one by one.
 _PRINTED = 20
 _ITEM = ["mixture_id", "system"]
-# The exports, and what tells their rows apart.
+# The exports, and the columns that identify their rows.
 _ROWS = [*_ITEM, "source"]
 _EXPORTS = {"scores": _ROWS, "channels": [*_ROWS, "channel"], "items": _ITEM, "summary": ["system"]}
 

@@ -33,7 +33,7 @@ __all__ = ["Bleed", "Clearance", "Fidelity", "PerceptualMatch", "PerceptualSepar
 
 
 class _OfScore:
-    """Property of a metric's score: on a class of its default score, on an instance of its own.
+    """Property of a metric's score: the default score on a class, its own score on an instance.
 
     A descriptor, because Metric refuses to set these on an instance, and torchmetrics also reads
     them on classes.

@@ -74,7 +74,7 @@ def in_precision(name: str, value: Any) -> Any:
     """Convert a state to the precision of its kind.
 
     Wrappers convert the states of the metric inside along with themselves: half-precision sums
-    would stand still after a few thousand items. A state that already has the right dtype is
+    would stop growing after a few thousand items. A state that already has the right dtype is
     returned as is, since the metrics of a collection share theirs.
     """
     dtype = DTYPES[name]

@@ -328,7 +328,7 @@ class FrameTrigger:
                 f"{type(scores).__name__}."
             )
         frames_by_measure = {measure: _frames(scores, measure) for measure in self.measures}
-        # Only after all were read, so that a refused batch adds nothing.
+        # Added only after all scores were read, so that a refused batch adds nothing.
         for measure, values in frames_by_measure.items():
             self._frames.setdefault(measure, []).append(values)
 

@@ -177,7 +177,7 @@ class CurriculumCallback(Callback):
             self._frames.setdefault(name, []).append(frames[~frames.isnan()].float().cpu())
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Let the trigger decide, log what it saw, and pass a firing on."""
+        """Let the trigger decide, log its values, and pass on a firing."""
         if not _in_fit(trainer):
             return
         event = self.trigger.update(self._gathered(pl_module.device))

@@ -103,7 +103,7 @@ FRAME_TERMS: dict[str, FrameTerm] = {
     "match": match_loss,
     "bleed": bleed_loss,
 }
-# Terms whose frames all count alike: the own reference pauses in them and gives no weights.
+# Terms whose frames all weigh the same: the own reference pauses there and gives no weights.
 UNWEIGHTED = ("bleed",)
 
 

@@ -1,7 +1,7 @@
 """Rank and test the systems of one or more results folders, over mixtures.
 
 Says which system is best, and whether that is significant. Folders of `torch-mapss evaluate` are
-joined if all was scored with the same settings.
+joined if they were scored with the same settings.
 
 For every score that ranks systems (`torch-mapss score --help` lists them): means with BCa
 bootstrap intervals, over the mixtures in which all systems have a score; and for every two systems,

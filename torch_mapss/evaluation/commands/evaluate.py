@@ -9,8 +9,8 @@ MANIFEST is a JSON list, one entry per mixture, paths relative to the manifest:
     "references": ["song1/vocals.wav", "song1/drums.wav"],
     "systems": {"A": ["A/song1/vocals.wav", "A/song1/drums.wav"],
                 "B": ["B/song1/vocals.wav", null]}}]
-null stands for a source that a system does not estimate. "mixture": its path, and "sources": a name
-per reference, may be added.
+null stands for a source that a system does not estimate. Optional keys: "mixture" (its path) and
+"sources" (a name per reference).
 
 DIR gets records and frames (per mixture: scores and files, and the scores of every frame),
 settings.json, mixtures.json and, once all is scored, scores.csv (one row per estimate), items.csv

@@ -28,7 +28,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("results", metavar="RESULTS", help="folder of results")
     add("--out", required=True, metavar="DIR", help="folder of the test")
     add("--pages", type=int, default=12, metavar="N", help="number of pages (default: %(default)s)")
-    add("--seconds", type=float, metavar="S", help="cut sounds to S s, where most is scored")
+    add(
+        "--seconds", type=float, metavar="S", help="cut sounds to S s, where most frames are scored"
+    )
     add("--seed", type=int, default=0, help="seed of pages and order (default: %(default)s)")
     add("--audio-root", metavar="DIR", help="where the audio is now, if it was moved")
     add("--ratings", nargs="+", metavar="FILE", help="results of the test, to read back")

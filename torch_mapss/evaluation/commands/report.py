@@ -2,8 +2,8 @@
 
 One HTML file that opens from disk without a network: which system is best, the ranking with its
 distribution, means by source, players that switch instantly between reference, estimate and
-mixture, with spectrograms and scores over time, the worst moments by each score at a click, and a
-table to sort and filter. Hidden references and anchors (control:NAME) are shown apart.
+mixture, with spectrograms and scores over time, the worst moments of each score to play, and a
+table to sort and filter. Hidden references and anchors (control:NAME) are shown separately.
 
 Sounds are embedded as MP3 up to --embed-mb megabytes: the worst moments first, then whole files.
 What does not fit is linked by its relative path, so keep the page where it was written.

@@ -2,7 +2,7 @@
 
 Compares the protocol id with the settings, every audio file with the SHA-256 noted when it was
 scored, the tables with the frame scores, and scores a few pairs of mixture and system again with
-the settings of the folder. Says what differs.
+the settings of the folder. Reports every difference.
 
 Example:
   torch-mapss verify results

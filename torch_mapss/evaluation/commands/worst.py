@@ -24,7 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--measures", nargs="+", metavar="NAME", help=text)
     text = "also list hidden references and anchors (systems control:NAME)"
     add("--controls", action="store_true", help=text)
-    add("--wav", metavar="DIR", help="write each with half a second around it, and its reference")
+    add("--wav", metavar="DIR", help="write each with half a second of context, and its reference")
     add("--audio-root", metavar="DIR", help="where the audio is now, if it was moved")
 
 

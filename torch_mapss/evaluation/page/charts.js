@@ -1,6 +1,6 @@
 "use strict";
-// Charts as SVG and HTML: axes, boxes of the ranking, panels over time. Places are percentages or
-// unscaled strokes, so that nothing has to be drawn again when the window changes.
+// Charts as SVG and HTML: axes, boxes of the ranking, panels over time. Positions are percentages and
+// strokes are not scaled, so nothing has to be redrawn when the window changes.
 
 function svg(tag, attributes = {}, ...children) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -81,7 +81,7 @@ function boxRow(values, row, axis) {
     );
   }
   if (sorted.length <= MOST_DOTS)
-    // A fixed spread: equal data, equal picture.
+    // A fixed spread, so that equal data give equal pictures.
     values.forEach((value, k) => chart.append(svg("circle", { class: "dot", cx: x(value), cy: 13 + 6 * Math.sin(2.4 * k), r: 2 })));
   if (isNumber(row.low)) chart.append(svg("line", { class: "interval", x1: x(row.low), x2: x(row.high), y1: 13, y2: 13 }));
   chart.append(svg("svg", { x: x(row.mean), y: 13, overflow: "visible" }, svg("path", { class: "mean", d: DIAMOND })));
@@ -178,7 +178,7 @@ function drawPanels(row, sounds) {
   return nodes.length ? end : null;
 }
 
-// What the curves of a row say at a time.
+// The values of a row's curves at a time.
 function curveValues(row, time) {
   const k = Math.round((time - row.curve.first) / row.curve.step);
   const texts = data.panels.flat().filter((name) => row.curve[name])

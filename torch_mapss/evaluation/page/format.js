@@ -13,7 +13,7 @@ function make(tag, text, attributes = {}) {
   return node;
 }
 
-// A text whose `commands` stand between backticks.
+// Text with `commands` in backticks.
 function rich(node, text) {
   node.replaceChildren(...text.split("`").map((piece, index) => index % 2 ? make("code", piece) : piece));
   return node;

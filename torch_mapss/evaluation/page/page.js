@@ -190,7 +190,7 @@ function actionButton(text, label, act) {
 const NAMES = ["mixture", "system", "source"].map((name) => [name, name, "", (row) => row[name]]);
 const SHORT_REMARK = 48;
 
-// A long remark opens at a click.
+// A long remark opens on a click.
 function remarkCell(row) {
   const text = remarkOf(row);
   if (text.length <= SHORT_REMARK) return rich(make("span", undefined, { class: "quiet" }), text);

@@ -42,7 +42,7 @@ function loadSounds(row, tracks, offset) {
 function failureText(track, error) {
   if (track.embedded) return "this browser cannot play the embedded sound.";
   if (error.code === MediaError.MEDIA_ERR_SRC_NOT_SUPPORTED)
-    return `${track.name} is not at ${decodeURI(track.src)}, where this page links it, or this browser cannot play it.`;
+    return `${track.name} was not found at ${decodeURI(track.src)}, which this page links to, or this browser cannot play it.`;
   return `this browser cannot play ${track.name} from there.`;
 }
 
@@ -71,7 +71,7 @@ function play(on = true) {
   if (on) requestAnimationFrame(follow);
 }
 
-// Resolves when the sound stands at `time`; before its length is known it cannot be moved.
+// Resolves when the sound is at `time`; it cannot seek before its length is known.
 function seek(time) {
   const sound = chosenSound();
   if (!sound) return Promise.resolve();
