@@ -72,8 +72,8 @@ def tables_of(page: str) -> dict[str, list[dict[str, str]]]:
     rows_by_heading: dict[str, list[dict[str, str]]] = {}
     heading, columns = "", list[str]()
     for line in (RESULTS / page).read_text(encoding="utf-8").splitlines():
-        if line.startswith("## "):
-            heading, columns = line[3:], []
+        if line.startswith("#"):
+            heading, columns = line.lstrip("#").strip(), []
         elif not line.startswith("| "):
             columns = []
         elif not columns:
@@ -95,17 +95,16 @@ def with_interval(cell: str) -> tuple[float, float, float]:
 
 
 def older_separators(set_name: str, question: str) -> dict[str, tuple[float, float, float]]:
-    """SRCC of measures with one question of a rated set, with their intervals."""
-    pair = {
-        row["score"]: with_interval(row["after"])
-        for row in tables_of("versions.md")[set_name]
-        if row.get("question") == question
-    }
-    measured = {"clearance": pair["clearance"], "fidelity": pair["fidelity"]}
+    """SRCC of measures under `mel` with one question of a rated set, with their intervals.
+
+    Scores of frames are those of every frame; energy ratios are of the whole clip.
+    """
+    (mel,) = [row for row in tables_of("gensvs.md")[question] if row.get("encoder") == "`mel`"]
+    names = "clearance", "fidelity", "PS", "log PM"
+    measured = {name: with_interval(mel[name]) for name in names}
     for row in tables_of(f"{set_name}.md")[question]:
-        name = row.get("measure", "")
-        if name in ("PS", "log PM", "SIR", "SAR") and row["encoder"] in ("mel", ""):
-            measured[name] = with_interval(row["SRCC"])
+        if row.get("measure") in ("SIR", "SAR"):
+            measured[row["measure"]] = with_interval(row["SRCC"])
     return measured
 
 
