@@ -41,6 +41,12 @@ def voices(
     return waves if batch is None else waves.unflatten(0, (batch, sources))
 
 
+def sine(frequency: float, rate: int) -> Tensor:
+    """One second of a sine, float64."""
+    clock = torch.arange(rate, dtype=torch.float64) / rate
+    return torch.sin(2 * math.pi * frequency * clock)
+
+
 def leaky(references: Tensor, gain: float = 0.2) -> Tensor:
     """Estimates (…, S, T) with the next source leaking in."""
     return references + gain * references.roll(1, -2)

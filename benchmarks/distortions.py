@@ -12,7 +12,7 @@ import argparse
 import math
 
 import torch
-from common import least_time, table, voices
+from common import least_time, sine, table, voices
 from torch import Tensor
 
 from torch_mapss import distortions
@@ -34,12 +34,6 @@ def print_times(waves: Tensor, rate: int, rounds: int) -> None:
             row += [len(bank), f"{1e3 * took:.1f}"]
         rows.append(row)
     print(table(["family", "PS members", "ms", "PM members", "ms"], rows) + "\n")
-
-
-def sine(frequency: float, rate: int) -> Tensor:
-    """One second of a sine, float64."""
-    clock = torch.arange(rate, dtype=torch.float64) / rate
-    return torch.sin(2 * math.pi * frequency * clock)
 
 
 def vibrato_error(frequency: float, rate: int) -> float:

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 from common import forget_peak, leaky, least_time, resident, table, voices
-from scipy import stats
 from torch import Tensor
 
 from torch_mapss import DecompositionLoss, DistortionBank, MAPSSLoss
+from torch_mapss.evaluation.correlation_stats import correlation
 from torch_mapss.training.losses import PerceptualLoss
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "recipes"))
@@ -104,7 +104,7 @@ def smaller_banks(references: Tensor) -> str:
             bank = loss.prepare(references)
             values = torch.cat([loss(output, bank).flatten() for output in outputs])
             of_whole_bank = values if of_whole_bank is None else of_whole_bank
-            srcc = float(stats.spearmanr(values, of_whole_bank)[0])
+            (srcc,) = correlation(values.numpy(), of_whole_bank.numpy(), "srcc")
             rows.append([title, size or "all", f"{float(values.mean()):.3f}", f"{srcc:.3f}"])
     titles = ["loss", "distortions", "mean", "rank correlation with the whole bank"]
     return table(titles, rows)

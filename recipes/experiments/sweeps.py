@@ -19,13 +19,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import rivals
 import signals
 import toolkit
-from scipy import stats
 from torch import Tensor
 
 from torch_mapss.audio import estimate_lag, shift
+from torch_mapss.evaluation.correlation_stats import correlation
 
 SHOWN = ("clearance", "fidelity", "ps", "pm", "log_pm_compressed", "log_foreign_distance")
 KEYS = ("encoder", "scenario", "mixture", "sweep", "amount")
@@ -124,7 +125,8 @@ def _correlation_with_amount(rows: toolkit.Rows, measure: str, name: str, encode
         scores = [float(row[measure]) for row in scored]
         amounts = [float(row["amount"]) for row in scored]
         if len(scores) > 2 and len(set(scores)) > 1:
-            correlations.append(float(stats.spearmanr(scores, amounts)[0]))
+            (srcc,) = correlation(np.array(scores), np.array(amounts), "srcc")
+            correlations.append(float(srcc))
     return toolkit.finite_mean(correlations)
 
 
