@@ -466,7 +466,7 @@ def _claim(path: Path, settings: dict[str, Any]) -> None:
     if changed:
         changes = "; ".join(f"{k}: {present.get(k)} there, {settings.get(k)} now" for k in changed)
         raise SystemExit(
-            f"{path.parent} holds results of other settings ({changes}). Name another --out."
+            f"{path.parent} holds results of other settings ({changes}). Choose another --out."
         )
 
 
