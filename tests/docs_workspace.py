@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from checkpoints import write_checkpoint
+from checkpoints import write_checkpoint, write_whisper
 from recipe_scripts import recipe
 from separations import write, write_all
 from torch import Tensor
@@ -48,6 +48,7 @@ def make_workspace(folder: Path) -> Path:
     (folder / "ratings.csv").write_text("\n".join(ratings) + "\n")
     (folder / "settings.yaml").write_text("seed: 1\n")
     write_checkpoint(folder / "checkpoints" / "my-hubert", "hubert")
+    write_whisper(folder / "checkpoints" / "whisper-tiny.en")
     write_stereo(folder / "stereo")
     score(folder, "results")
     score(folder, "baseline")
